@@ -1,1 +1,1 @@
-"""The providers: one session each, their errors and retries. SDKs are imported where they are used only."""
+"""Cloud providers: one session each, their errors and retries. SDKs are imported only where they are used."""

@@ -1,4 +1,4 @@
-"""AWS: one session, one long-lived client a service, credentials by the default chain."""
+"""AWS: one session, one long-lived client per service, credentials by the default chain."""
 
 from __future__ import annotations
 
@@ -23,27 +23,30 @@ log = structlog.get_logger()
 T = TypeVar("T")
 CONNECT_TIMEOUT_S = 10.0
 SILENCE_TIMEOUT_S = 60.0
-"""Between two pieces of an answer, not of the whole."""
+"""Maximum seconds between two pieces of an answer, not for the whole."""
 CREDENTIALS_S = 30.0
-"""For the chain of credentials: a metadata service whose answer drips is given up."""
+"""Seconds for the chain of credentials; a metadata service that answers too slowly is abandoned."""
 CONNECTIONS = 64
 _WHY = 'AWS ([cloud] provider = "aws", s3:// URLs)'
 OLDER_MAX = 2
-"""Sets of clients with credentials that have expired, which calls under way may still use."""
+"""Number of client sets with expired credentials that are kept for calls in progress."""
 EMULATED_REGION = "us-east-1"
-"""Where an endpoint_url names the service, the region only goes into the signature, and this is what they take."""
+"""Region for a service with an endpoint_url, where it only enters the signature; emulators accept this one."""
 
 
 @cache
 def _loader(data_path: str | None) -> Any:
-    """Of the models of services, which take half a second to read."""
+    """Return the loader of service models, which take half a second to read."""
     return need("botocore.loaders", "aws", _WHY).create_loader(data_path)
 
 
 class Aws:
-    """Calls of all services. Credentials are refreshed by botocore; those that expire for good are looked up anew in
-    the chain, once for each failure. Errors: ConfigError, NotFoundError, ConflictError, InputError with remedies;
-    StorageUnavailableError of S3 and UnavailableError of other services after the budget for retries."""
+    """Calls of all AWS services.
+
+    botocore refreshes credentials; those that have expired for good are looked up again in the chain, once per failure.
+    Calls raise ConfigError, NotFoundError, ConflictError and InputError with remedies; after the retry budget, S3
+    raises StorageUnavailableError and other services UnavailableError.
+    """
 
     def __init__(self, cloud: CloudSection) -> None:
         self.cloud = cloud
@@ -55,7 +58,7 @@ class Aws:
         self._renewed = 0
 
     def endpoint(self, service: str) -> str:
-        """Of an emulator or a compatible store; empty: AWS's own."""
+        """Return the endpoint of an emulator or a compatible store; empty for AWS's own."""
         own = {
             "s3": self.cloud.s3.endpoint_url,
             "sqs": self.cloud.sqs.endpoint_url,
@@ -66,7 +69,7 @@ class Aws:
         return own or self.cloud.endpoint_url or environment
 
     def region(self, service: str = "s3") -> str:
-        """ConfigError: none is set anywhere."""
+        """Return the region. Raises ConfigError if none is set anywhere."""
         region = self.cloud.region or os.environ.get("AWS_REGION", "")
         region = region or self._get_session().get_config_variable("region") or ""
         if not region and self.endpoint(service):
@@ -82,7 +85,7 @@ class Aws:
         return self._session
 
     async def client(self, service: str) -> Any:
-        """aiobotocore's client, for streaming bodies. It lives as long as this object; do not close it."""
+        """Return aiobotocore's client, for streaming bodies. It lives as long as this object; do not close it."""
         async with self._lock:
             found = self._clients.get(service)
             if found is None:
@@ -125,14 +128,14 @@ class Aws:
         )
 
     def _named_by(self, service: str, parameters: Mapping[str, Any] | None) -> str:
-        """Of a bucket that no key names: its URL. Empty: the service's key."""
+        """Return the URL of a bucket that no configuration key names; empty if the service's key does."""
         bucket = (parameters or {}).get("Bucket", "") if service == "s3" else ""
         return f"the URL s3://{bucket}/" if bucket and bucket != self.cloud.s3.bucket else ""
 
     async def call(
         self, service: str, operation: str, *, what: str, budget_s: float = 60.0, **parameters: Any
     ) -> dict[str, Any]:
-        """`operation` as botocore's method, "put_object". `what`: begins the message of an error."""
+        """Call `operation`, named as botocore's method: "put_object". `what` begins the message of an error."""
 
         async def attempt(client: Any) -> dict[str, Any]:
             return await getattr(client, operation)(**parameters)
@@ -149,7 +152,7 @@ class Aws:
         budget_s: float = 60.0,
         parameters: Mapping[str, Any] | None = None,
     ) -> T:
-        """`attempt(client)`, retried. It may be called several times, at last with a client of newer credentials."""
+        """Call `attempt(client)` with retries. The last attempt may use a client with newer credentials."""
         known = self._renewed
 
         async def checked(client: Any) -> T:
@@ -179,7 +182,7 @@ class Aws:
         return await retrying(once, kind, what=what, budget_s=budget_s, unavailable=unavailable)
 
     async def _renew(self, known: int) -> None:
-        """The chain is asked anew, by a new session; calls under way keep the old clients."""
+        """Ask the chain again in a new session; calls in progress keep the old clients."""
         async with self._lock:
             if self._renewed == known:
                 self._renewed += 1

@@ -1,4 +1,4 @@
-"""What AWS and stores like it answer, as failures with remedies."""
+"""Errors of AWS and compatible stores as failures with remedies."""
 
 from __future__ import annotations
 
@@ -60,19 +60,20 @@ _CHAIN = (
 
 
 def permission(service: str, operation: str) -> str:
-    """The IAM action that an operation needs: ("s3", "head_object") is s3:GetObject."""
+    """Return the IAM action that an operation needs: s3:GetObject for ("s3", "head_object")."""
     camel = "".join(part.capitalize() for part in operation.split("_"))
     return _PERMISSIONS.get((service, operation), f"{service}:{camel}")
 
 
 def code_of(error: BaseException) -> str:
-    """The service's error code, "NoSuchKey"; its HTTP status for the answer to a HEAD; empty: not of the service."""
+    """Return the service's error code ("NoSuchKey"), the HTTP status of a HEAD request, or an empty string for other
+    errors."""
     answer = cast("Mapping[str, Any] | None", getattr(error, "response", None))
     return str(answer["Error"].get("Code", "")) if isinstance(answer, dict) and "Error" in answer else ""
 
 
 def denied(error: BaseException) -> bool:
-    """Whether what was raised for it says that a permission is missing."""
+    """Return whether an error, as raised here, says that a permission is missing."""
     return error.__cause__ is not None and code_of(error.__cause__) in _DENIED
 
 
@@ -81,20 +82,20 @@ def headers_of(answer: Mapping[str, Any]) -> Mapping[str, str]:
 
 
 def rows(answer: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
-    """Of a list that may be left out."""
+    """Return a list that the answer may omit."""
     return cast("list[dict[str, Any]]", answer.get(name) or [])
 
 
 class NotAnsweredError(Exception):
-    """Something else than the service answers."""
+    """The answer does not come from the service."""
 
 
 _HAVE_ETAG = frozenset({"head_object", "get_object"})
 
 
 def check_answer(operation: str, answer: object) -> None:
-    """NotAnsweredError: it is a page, as a captive portal or a proxy gives it with status 200. botocore reads one as an
-    answer that is empty."""
+    """Raise NotAnsweredError for a page of a captive portal or proxy with status 200, which botocore parses as
+    empty."""
     if not isinstance(answer, dict):
         return
     found = cast("Mapping[str, Any]", answer)
@@ -111,8 +112,10 @@ def check_answer(operation: str, answer: object) -> None:
 def classify(
     error: BaseException, service: str, operation: str, parameters: Mapping[str, Any], *, named_by: str = ""
 ) -> Failure | None:
-    """None: not an error of AWS, of its SDK, or of the network. `named_by`: what names the bucket or queue, where it is
-    not the service's key."""
+    """Return the failure, or None if the error is not one of AWS, its SDK or the network.
+
+    `named_by` names the bucket or queue if the service's configuration key does not.
+    """
     answer = cast("Mapping[str, Any] | None", getattr(error, "response", None))
     if isinstance(answer, dict) and "Error" in answer:
         return _answered(
@@ -206,7 +209,7 @@ _NETWORK = frozenset(
         "MetadataRetrievalError", "ClientConnectionResetError", "ContentLengthError", "TransferEncodingError",
     }
 )  # fmt: skip
-"""Of botocore and of aiohttp, which are not imported here."""
+"""Names of errors of botocore and aiohttp, which are not imported here."""
 
 
 def _not_answered(error: BaseException, service: str) -> Failure | None:

@@ -1,4 +1,4 @@
-"""Whether there is a region of a name. The SDK's list is as old as the SDK, so it is asked only once calls fail."""
+"""Check of a region's name. The SDK's list is as old as the SDK, so it is consulted only after calls fail."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rollout.model.errors import ConfigError
 
 
 def unknown_region(service: str, region: str, key: str) -> ConfigError | None:
-    """What to say of a region that the SDK does not know for `service`; None: it knows it. `key`: that names it."""
+    """Return an error if the SDK does not know the region for `service`, else None. `key` is the configuration key."""
     session = need("botocore.session", "aws", '[cloud] provider = "aws"').get_session()
     known: list[str] = []
     for partition in session.get_available_partitions():

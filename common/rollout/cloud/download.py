@@ -1,6 +1,6 @@
-"""The bytes of an object in order, through connections that break: what is missing is asked for again, of one version.
+"""Reads an object in order over connections that break: the missing part of the same version is requested again.
 
-A provider opens a body from a byte on; everything else is here.
+A provider opens a body at a byte; everything else is here.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _RANGE = re.compile(r"bytes (\d+)-(\d+)/(?:\d+|\*)")
 
 @dataclass(slots=True)
 class Body:
-    """The body of an answer. `first`: its first bytes from the one that was asked for. `more`: the next piece, of at
-    most `PIECE` bytes. `stop`: the byte of the object before which it ends."""
+    """Body of an answer. `first` is its first bytes; `more` returns the next piece of at most `PIECE` bytes; `stop` is
+    the offset in the object before which the body ends."""
 
     stack: AsyncExitStack
     more: Callable[[], Awaitable[bytes]]
@@ -34,9 +34,12 @@ class Body:
 
 
 async def reached(name: str, body: Body, at: int, content_range: str) -> Body:
-    """`body`, whose first piece from byte `at` on has come: a service that never gets so far uses up the budget for
-    retries. `stop`: so far the length of the body. A store that ignores ranges sends all of the object. Closed on
-    every error."""
+    """Return `body` once its first piece from byte `at` has come, so that a service that never gets that far uses up
+    the retry budget.
+
+    `stop` is the length of the body at this point. A store that ignores ranges sends the whole object. The body is
+    closed on every error.
+    """
     try:
         came = 0
         if content_range:
@@ -65,8 +68,11 @@ async def download(
     length: int | None,
     version: str,
 ) -> AsyncGenerator[bytes]:
-    """Pieces of at most `PIECE` bytes. `opened(at, end, version)`: a body from byte `at` on, after retries; None: the
-    object ends before. ConflictError: it is of another version than the given one, or than the first answer."""
+    """Yield pieces of at most `PIECE` bytes.
+
+    `opened(at, end, version)` returns a body from byte `at` on, after retries, or None if the object ends before.
+    Raises ConflictError if the version differs from the given one or from the first answer's.
+    """
     at, end = offset, None if length is None else offset + length
     while end is None or at < end:
         try:

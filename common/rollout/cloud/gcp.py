@@ -1,7 +1,7 @@
-"""Google Cloud as its adapters use it: one HTTP session, a token of the default chain, retries, errors with remedies.
+"""Google Cloud for its adapters: one HTTP session, a token of the default chain, retries, errors with remedies.
 
-Emulators are named by `endpoint_url`, or as in Google's own clients by STORAGE_EMULATOR_HOST and PUBSUB_EMULATOR_HOST.
-A token goes to Google's own hosts only, so never to an emulator.
+Emulators are named by `endpoint_url`, or as for Google's own clients by STORAGE_EMULATOR_HOST and PUBSUB_EMULATOR_HOST.
+A token is sent only to Google's own hosts, and so never to an emulator.
 """
 
 from __future__ import annotations
@@ -26,17 +26,20 @@ from rollout.model.errors import ConfigError, RolloutError, StorageUnavailableEr
 Service = Literal["storage", "pubsub", "secretmanager"]
 CONNECT_S = 10.0
 SILENT_S = 60.0
-"""No byte of a body for this long: the connection is given up. There is no limit for a whole body: a large one takes
-long. The head of an answer must be there so long after the last byte of the request."""
+"""Seconds without a byte after which a connection is abandoned.
+
+A whole body has no limit, because a large one takes long. The head of an answer must come this long after the last byte
+of the request.
+"""
 ANSWER_S = 120.0
-"""The body of an answer that is read at once."""
+"""Seconds for the body of an answer that is read at once."""
 PIECE = 512 * 1024
 T = TypeVar("T")
 _EMULATOR = {"storage": "STORAGE_EMULATOR_HOST", "pubsub": "PUBSUB_EMULATOR_HOST"}
 
 
 class Sent(TypedDict, total=False):
-    """`expect`: statuses of an answer. `silent_s`: in place of 60, for an answer that may be a long time in coming."""
+    """Parameters of a request. `expect` lists the statuses of an answer. `silent_s` replaces 60 s for a slow answer."""
 
     params: Mapping[str, str] | None
     headers: Mapping[str, str]
@@ -53,7 +56,7 @@ class Response:
 
     @property
     def is_json(self) -> bool:
-        """Also where there is no body."""
+        """Whether the body is JSON or empty."""
         try:
             found: Any = json_codec.loads(self.body or b"{}")
         except ValueError:
@@ -61,7 +64,7 @@ class Response:
         return isinstance(found, dict)
 
     def json(self) -> dict[str, Any]:
-        """Empty where there is no body."""
+        """Return the body as JSON; empty if there is none."""
         return json_codec.loads(self.body) if self.body else {}
 
 
@@ -77,13 +80,13 @@ class Gcp:
             await session.close()
 
     async def log_in(self) -> str:
-        """Where a token came from, for people. ConfigError with how to log in."""
+        """Return the origin of the token, for people. Raises ConfigError, which says how to log in."""
         credentials = self._credentials()
         await credentials.get()
         return credentials.origin
 
     def endpoint(self, service: Service) -> str:
-        """Without a slash at its end."""
+        """Return the endpoint without a trailing slash."""
         own = {
             "storage": self.cloud.gcs.endpoint_url,
             "pubsub": self.cloud.pubsub.endpoint_url,
@@ -96,7 +99,8 @@ class Gcp:
         return (own or common or emulator or f"https://{service}.googleapis.com").rstrip("/")
 
     async def project(self) -> str:
-        """Of `[cloud] project`, the environment, or the credentials. ConfigError: none of them names one."""
+        """Return the project of `[cloud] project`, the environment or the credentials. Raises ConfigError if none names
+        one."""
         named = self.cloud.project or os.environ.get("GOOGLE_CLOUD_PROJECT") or os.environ.get("PUBSUB_PROJECT_ID")
         if not named:
             named = await self._credentials().project()
@@ -116,11 +120,12 @@ class Gcp:
         unavailable: type[RolloutError] = StorageUnavailableError,
         **sent: Unpack[Sent],
     ) -> Response:
-        """The answer with a status of `expect`. What is throttled or breaks is sent again within `budget_s`: the caller
-        sees to it that twice does no harm.
+        """Return the answer if its status is in `expect`.
 
-        `unavailable`: throttled or unreachable for `budget_s`. ConfigError: credentials, permission.
-        NotFoundError, ConflictError, InputError: as the service says."""
+        Throttled and broken requests are repeated within `budget_s`; the caller ensures that a repetition does no harm.
+        Raises `unavailable` after that budget, ConfigError for credentials and permissions, and NotFoundError,
+        ConflictError or InputError as the service says.
+        """
         if json is not None:
             sent["data"] = json_codec.dumps(json).encode()
             sent["headers"] = {**sent.get("headers", {}), "Content-Type": "application/json"}
@@ -139,13 +144,14 @@ class Gcp:
         access: Access = PLAIN,
         unavailable: type[RolloutError] = StorageUnavailableError,
     ) -> T:
-        """For attempts that are more than one request; errors as of `request`."""
+        """Retry an attempt that takes more than one request. Raises the errors of `request`."""
         return await retrying(
             attempt, lambda e: classify(e, access), what=what, budget_s=budget_s, unavailable=unavailable
         )
 
     async def once(self, method: str, url: str, **sent: Unpack[Sent]) -> Response:
-        """One try, of a request whose answer is JSON. Refused, aiohttp.ClientError, OSError (TimeoutError is one)."""
+        """Send a request once; its answer is JSON. Raises Refused, aiohttp.ClientError, OSError (which includes
+        TimeoutError)."""
         sent["headers"] = {"Accept-Encoding": "identity", **sent.get("headers", {})}
         async with self.stream(method, url, **sent) as answer:
             found = Response(answer.status, answer.headers, await _read(answer))
@@ -155,7 +161,7 @@ class Gcp:
 
     @asynccontextmanager
     async def stream(self, method: str, url: str, **sent: Unpack[Sent]) -> AsyncGenerator[Any]:
-        """As `once`, but an aiohttp.ClientResponse whose body is not read yet."""
+        """Send a request as `once` does, and yield an aiohttp.ClientResponse whose body is not read yet."""
         for last in (False, True):
             token = await self._credentials().get() if _is_google(url) else ""
             own = {"Authorization": f"Bearer {token}"} if token else {}
@@ -214,7 +220,8 @@ async def _read(answer: Any) -> bytes:
 
 
 async def _watched(data: bytes | memoryview, limit: asyncio.Timeout, silent_s: float) -> AsyncGenerator[memoryview]:
-    """A server that takes nothing for `silent_s` is given up: aiohttp's own limits are for what is read."""
+    """Yield the body, and abandon a server that accepts nothing for `silent_s`: aiohttp's own limits cover only
+    reads."""
     view, loop = memoryview(data), asyncio.get_running_loop()
     for at in range(0, len(view), PIECE):
         limit.reschedule(loop.time() + silent_s)

@@ -1,4 +1,4 @@
-"""What Google's services answer where they refuse, and what a person can do about it.
+"""Errors of Google's services, and their remedies.
 
 Form of an error: https://cloud.google.com/apis/design/errors (`error.code`, `error.message`, `error.errors[].reason` or
 `error.status`). Reasons: https://cloud.google.com/storage/docs/json_api/v1/status-codes.
@@ -28,9 +28,12 @@ _THROTTLED = frozenset({429, 503})
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What a call needs, to be named where it is refused: `storage.objects.get`, `roles/storage.objectViewer`, and the
-    configuration key that names what was asked for (`[cloud.gcs] bucket`). `missing`: the remedy where a 404 is a fault
-    of the configuration, as of a bucket or a subscription; empty: it is NotFoundError."""
+    """What a call needs, for the message if it is refused.
+
+    It names the permission (`storage.objects.get`), the role (`roles/storage.objectViewer`) and the configuration key
+    (`[cloud.gcs] bucket`). `missing` is the remedy if a 404 is a fault of the configuration, as for a bucket or a
+    subscription; if it is empty, a 404 raises NotFoundError.
+    """
 
     permission: str = ""
     role: str = ""
@@ -42,7 +45,7 @@ PLAIN = Access()
 
 
 class Refused(Exception):
-    """An answer of 400 and more that the caller did not expect."""
+    """Unexpected answer with a status of 400 or more."""
 
     def __init__(self, status: int, reason: str, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(f"{status} {reason}: {message}" if reason else f"{status}: {message}")
@@ -53,7 +56,7 @@ class Refused(Exception):
 
 
 def refused(status: int, headers: Mapping[str, str], body: bytes) -> Refused:
-    """Read from an answer; one that is not JSON (a proxy's page) is quoted."""
+    """Parse an error answer; one that is not JSON, such as a proxy's page, is quoted."""
     reason, message = "", body[:MESSAGE_MAX].decode("utf-8", "replace").strip()
     try:
         found: Any = json.loads(body)
@@ -71,7 +74,7 @@ def refused(status: int, headers: Mapping[str, str], body: bytes) -> Refused:
 
 
 def classify(e: BaseException, access: Access = PLAIN) -> Failure | None:
-    """None: not an error of a service of Google's, or of the network; it is raised as it is."""
+    """Return the failure, or None if the error is not one of a Google service or the network and is raised as it is."""
     if isinstance(e, Refused):
         return _of_answer(e, access)
     names = {kind.__name__ for kind in type(e).__mro__ if kind.__module__.startswith("aiohttp.")}  # not imported here

@@ -1,7 +1,8 @@
-"""A token of Google's default chain, through gcloud-aio-auth: GOOGLE_APPLICATION_CREDENTIALS (the key file of a service
-account, or workload identity), gcloud's user credentials, the metadata server.
+"""Token of Google's default chain, through gcloud-aio-auth.
 
-Its own `get` is not used: it hides why a token cannot be had behind five tries of up to a minute each.
+The chain is GOOGLE_APPLICATION_CREDENTIALS (the key file of a service account, or workload identity), gcloud's user
+credentials, the metadata server. The library's own `get` is not used: it hides why a token is unavailable behind five
+attempts of up to a minute each.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 TIMEOUT_S = 10
 BUDGET_S = 30.0
 EARLY_S = 300.0
-"""A token is renewed this long before its end, or after half of a shorter life."""
+"""Seconds before its expiry at which a token is renewed; a shorter-lived one is renewed after half its life."""
 AGAIN_S = 30.0
-"""Where that fails while the old one is good."""
+"""Seconds between attempts to renew while the old token is valid."""
 _KEY_FILE = "GOOGLE_APPLICATION_CREDENTIALS"
 
 
 class GcpToken:
-    """ConfigError, of every call: no credentials, or credentials that are not valid, with how to log in."""
+    """Token. Every call raises ConfigError for missing or invalid credentials, and says how to log in."""
 
     def __init__(self, session: Any) -> None:
-        """`session`: an aiohttp.ClientSession, which stays the caller's."""
+        """Use `session`, an aiohttp.ClientSession, which the caller closes."""
         auth = need("gcloud.aio.auth", "gcp", '[cloud] provider = "gcp"')
         _check_key_file()
         try:
@@ -46,7 +47,7 @@ class GcpToken:
 
     @property
     def origin(self) -> str:
-        """For people: a service account, gcloud's log-in, or the metadata server."""
+        """Origin for people: a service account, gcloud's log-in, or the metadata server."""
         kind = getattr(self._source.token_type, "value", "") or "unknown credentials"
         service: dict[str, Any] = getattr(self._source, "service_data", None) or {}
         account = str(service.get("client_email", ""))
@@ -65,12 +66,12 @@ class GcpToken:
             return self._value
 
     def forget(self, value: str) -> None:
-        """`value` was refused: the next call asks for another."""
+        """Discard `value`, which was refused: the next call asks for another."""
         if value == self._value:
             self._value = ""
 
     async def project(self) -> str:
-        """Of the credentials; empty: they name none."""
+        """Return the project of the credentials, or an empty string."""
 
         async def ask() -> Any:
             async with asyncio.timeout(TIMEOUT_S):
@@ -92,7 +93,7 @@ class GcpToken:
 
 
 def _check_key_file() -> None:
-    """gcloud-aio-auth takes a file that is not JSON for none, and goes on to the metadata server."""
+    """Check the key file: gcloud-aio-auth ignores one that is not JSON and goes on to the metadata server."""
     name = os.environ.get(_KEY_FILE)
     if not name:
         return
@@ -125,5 +126,5 @@ def _classify(e: BaseException) -> Failure | None:
 
 
 def _unresolved(e: BaseException | None) -> bool:
-    """The name of the metadata server is known on Google's machines only."""
+    """Return whether the metadata server's name is unknown, as everywhere but on Google's machines."""
     return e is not None and (type(e).__name__ == "ClientConnectorDNSError" or _unresolved(e.__cause__))

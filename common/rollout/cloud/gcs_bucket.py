@@ -24,7 +24,7 @@ READER = "roles/storage.objectViewer"
 
 
 class GcsBucket:
-    """`gcp` is closed with it."""
+    """Bucket of Google Cloud Storage. It closes `gcp`."""
 
     def __init__(self, gcp: Gcp, name: str, section: GcsSection) -> None:
         self._gcp = gcp
@@ -43,7 +43,7 @@ class GcsBucket:
         return self._chunk_bytes
 
     async def open(self) -> None:
-        """By a list of one object: `storage.buckets.get` is in none of the roles for objects."""
+        """Check the bucket by listing one object, because no role for objects includes `storage.buckets.get`."""
         await self._page({"maxResults": "1"})
 
     async def close(self) -> None:
@@ -57,7 +57,7 @@ class GcsBucket:
         return None if found is None else blob_of(found)
 
     async def digest(self, blob: Blob) -> Digest | None:
-        """None also of a composite object."""
+        """Return the digest; None also for a composite object."""
         if not self._api.startswith("http://"):
             return None
         found = await self._resource(blob.key)
@@ -126,7 +126,7 @@ class GcsBucket:
             params["pageToken"] = page["nextPageToken"]
 
     async def copy(self, source: Blob, key: str, *, when: str = ALWAYS) -> Blob:
-        """A large object between two classes of storage takes several calls, each with its own budget."""
+        """Copy an object. A large one between storage classes takes several calls, each with its own budget."""
         url = f"{self._object(source.key)}/rewriteTo/b/{quote(self._name, safe='')}/o/{quote(key, safe='')}"
         params = {"sourceGeneration": source.version} | _condition(when, "ifGenerationMatch")
         what = f"{self.url}{source.key} cannot be copied to {self.url}{key}"
@@ -154,7 +154,7 @@ class GcsBucket:
         return answer.status != 404
 
     async def sweep(self, prefix: str, older_than_s: float, *, exact: bool = False) -> int:
-        """Nothing: GCS ends sessions after a week by itself, and has no list of them."""
+        """Do nothing: GCS ends sessions after a week by itself and cannot list them."""
         return 0
 
     def _object(self, key: str) -> str:
@@ -185,7 +185,7 @@ class GcsBucket:
         return None
 
     async def _not_there(self, key: str, *, changed: bool) -> Exception:
-        """`changed`: it was of a version that was looked for, and may be there as another."""
+        """Return the error for a missing object; `changed` says that the requested version may have been replaced."""
         if await self._resource(key) is None or not changed:
             return NotFoundError(f"{self.url}{key} is not there")
         return ConflictError(f"{self.url}{key} has become another object")
@@ -194,7 +194,7 @@ class GcsBucket:
         return Access(f"storage.objects.{verb}", role, self._key)
 
     def _bucket_access(self, verb: str, role: str = ROLE) -> Access:
-        """Of a call that has no object yet: what is not found is the bucket."""
+        """Return the access of a call without an object; a 404 then concerns the bucket."""
         return Access(f"storage.objects.{verb}", role, self._key, missing=self._no_bucket)
 
     @property
@@ -203,7 +203,7 @@ class GcsBucket:
 
 
 def _writing(when: str) -> str:
-    """To write over an object takes the permission to delete it."""
+    """Return the permission to write; replacing an object takes the permission to delete it."""
     return "create" if when == ABSENT else "create, and to write over one storage.objects.delete"
 
 

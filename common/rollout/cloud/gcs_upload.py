@@ -1,7 +1,8 @@
-"""A write to GCS: one request, or a resumable session that is driven here.
+"""Write to GCS: one request, or a resumable session.
 
 gcloud-aio-storage's `upload` is not used: after one 503 it sends the whole body again, it closes its caller's stream,
-and its time-outs are of the whole transfer. Protocol: https://cloud.google.com/storage/docs/performing-resumable-uploads.
+and its timeouts apply to the whole transfer. Protocol:
+https://cloud.google.com/storage/docs/performing-resumable-uploads.
 """
 
 from __future__ import annotations
@@ -32,21 +33,22 @@ from rollout.model.errors import RolloutError, StorageUnavailableError
 log = structlog.get_logger()
 
 WHOLE_BYTES = 8 * MIB
-"""Up to here a body is one request: a session costs another."""
+"""Maximum bytes of a body that is sent in one request; a session costs a further request."""
 CONTENT_TYPE = "application/octet-stream"
 CANCELLED = (499, 200, 204, 404, 410)
 _RANGE = re.compile(r"bytes=0-(\d+)")
 THREAD_BYTES = 64 * 1024
-"""Hashing more than this would hold up the event loop for longer than a thread takes to be asked."""
+"""Bytes above which a thread hashes, because the event loop would be blocked for longer than a thread takes to
+start."""
 STEP_BUDGET_S = 60.0
 CANCEL_S = 10.0
 SESSIONS = 3
-"""A session that is lost while its first part is sent is begun anew: https://cloud.google.com/storage/docs/
-performing-resumable-uploads#handling_errors."""
+"""Number of sessions to try if one is lost while its first part is sent:
+https://cloud.google.com/storage/docs/performing-resumable-uploads#handling_errors."""
 
 
 class DamagedError(StorageUnavailableError):
-    """What is at the key is not what was sent. `generation`: of it."""
+    """The object at the key is not what was sent. `generation` is the object's."""
 
     def __init__(self, message: str | None = None, generation: str = "") -> None:
         super().__init__(message)
@@ -55,8 +57,11 @@ class DamagedError(StorageUnavailableError):
 
 @dataclass
 class GcsUpload:
-    """`url`: of uploads to the bucket. `params`: the key and the condition. `what` begins messages. `look`: what is at
-    the key."""
+    """Upload to a bucket.
+
+    `url` is the bucket's upload URL. `params` are the key and the condition. `what` begins messages. `look` returns
+    what is at the key.
+    """
 
     gcp: Gcp
     url: str
@@ -71,7 +76,7 @@ class GcsUpload:
     _held: int = 0
     """Bytes that the service says it has."""
     _doubt: bool = False
-    """An answer is missing: the service is asked what it has."""
+    """Whether an answer is missing, so that the service must be asked what it has."""
     _hash: Any = field(default_factory=partial(hashlib.md5, usedforsecurity=False))
     _finished: dict[str, Any] = field(default_factory=dict[str, Any])
 
@@ -84,7 +89,7 @@ class GcsUpload:
         return 1
 
     async def whole(self, pieces: list[bytes]) -> Blob:
-        """With the metadata, the hash among it, which the service compares."""
+        """Send the body with its metadata, which includes the hash that the service compares."""
         boundary = uuid4().hex
         meta = json.dumps({**self._meta(), "md5Hash": await _hashed(pieces)})
         head = f"--{boundary}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{meta}\r\n"
@@ -147,7 +152,7 @@ class GcsUpload:
         return await self.gcp.once("PUT", self._uri, headers=headers, data=data or b"", expect=(200, 201, 308))
 
     def _take(self, answer: Response, sent: int) -> None:
-        """`sent`: no more than so many bytes of the body can have come."""
+        """Record an answer; at most `sent` bytes of the body can have arrived."""
         if answer.status == 308:
             # No Range: nothing has come.
             told = answer.headers.get("Range", "")
@@ -159,7 +164,7 @@ class GcsUpload:
             self._finished, self._held = answer.json(), self.size
 
     async def complete(self) -> Blob:
-        """DamagedError."""
+        """Complete the upload. Raises DamagedError."""
         told = self._finished.get("md5Hash")
         if told and told != _base64(self._hash):
             said = f"{self.what}: the service has other bytes than those sent; try again"
@@ -167,7 +172,7 @@ class GcsUpload:
         return blob_of(self._finished)
 
     async def abort(self) -> None:
-        """Left alone a session would end after a week."""
+        """Abort the session, which would otherwise end after a week."""
         if not self._uri or self._finished:
             return
         what = f"{self.what}: the unfinished upload is not deleted"
@@ -188,7 +193,7 @@ class GcsUpload:
 
 
 def blob_of(found: dict[str, Any]) -> Blob:
-    """Of an object's resource."""
+    """Return the blob of an object's resource."""
     made = datetime.fromisoformat(found["timeCreated"]).timestamp()
     return Blob(found["name"], int(found["size"]), str(found["generation"]), int(made * 1000))
 

@@ -1,4 +1,4 @@
-"""Whether the packages of a provider are there, asked before anything starts."""
+"""Check, before anything starts, that the packages of a provider are installed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MODULES = {"aws": ("aiobotocore",), "gcp": ("gcloud.aio.auth", "aiohttp")}
 
 
 def check_installed(cloud: CloudSection) -> None:
-    """ConfigError that names the install command. Nothing is imported."""
+    """Raise ConfigError with the install command if a package is missing. Nothing is imported."""
     missing = [name for name in _MODULES.get(cloud.provider, ()) if not _is_there(name)]
     if missing:
         raise ConfigError(

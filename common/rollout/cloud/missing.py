@@ -1,4 +1,4 @@
-"""SDKs that are only there with an extra."""
+"""Import of SDKs that only an extra installs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from rollout.model.errors import ConfigError
 
 
 def need(module: str, extra: str, why: str) -> ModuleType:
-    """The imported `module`. ConfigError that names the install command; `why` is what needs it, as "[cloud.s3]"."""
+    """Return the imported `module`. Raises ConfigError with the install command; `why` is what needs it, such as
+    "[cloud.s3]"."""
     try:
         return import_module(module)
     except ModuleNotFoundError as e:

@@ -1,4 +1,4 @@
-"""The bucket of a URL's scheme and name."""
+"""Opens the bucket of a URL's scheme and name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from rollout.config.cloud import CloudSection
 
 
 def open_bucket(cloud: CloudSection, scheme: Literal["s3", "gs"], name: str) -> Bucket:
-    """Not opened yet. Without a `[cloud]` section, or of the other provider, by the default chain of credentials."""
+    """Return the bucket, not opened yet. Without a `[cloud]` of this provider the default chain of credentials is
+    used."""
     if scheme == "s3":
         from rollout.cloud.aws import Aws
         from rollout.cloud.s3_bucket import S3Bucket

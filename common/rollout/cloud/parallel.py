@@ -1,4 +1,4 @@
-"""Several calls of a service at once."""
+"""Concurrent calls of a service."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ R = TypeVar("R")
 
 
 async def gathered(work: Callable[[T], Coroutine[Any, Any, R]], items: Iterable[T], parallel: int) -> list[R]:
-    """The results in the order of `items`. The first error ends the others, and is raised when they have ended."""
+    """Return the results in the order of `items`. The first error cancels the others and is raised when they have
+    ended."""
     slots = asyncio.Semaphore(parallel)
 
     async def one(item: T) -> R:
@@ -28,7 +29,8 @@ async def gathered(work: Callable[[T], Coroutine[Any, Any, R]], items: Iterable[
 
 
 async def each(work: Callable[[T], Coroutine[Any, Any, None]], items: AsyncIterator[T], parallel: int) -> None:
-    """`work` of items that come; the next item is taken while others are under way. Errors as of `gathered`."""
+    """Call `work` for items as they come; the next item is fetched while others run. Raises errors as `gathered`
+    does."""
     running: set[asyncio.Task[None]] = set()
     try:
         async for item in items:

@@ -1,4 +1,4 @@
-"""A stream cut into parts of one size, in buffers that are used again."""
+"""Stream cut into parts of equal size, in reused buffers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BUFFERS = 2
 
 
 class Part:
-    """`number` counts from 1; `offset` is of its first byte in the whole. The buffer goes back with `free`."""
+    """One part. `number` counts from 1; `offset` is that of its first byte in the whole. `free` returns the buffer."""
 
     def __init__(
         self, number: int, offset: int, buffer: bytearray, length: int, home: asyncio.Queue[bytearray]
@@ -36,13 +36,15 @@ class Part:
 
 
 async def whole_of(chunks: AsyncIterator[bytes], size: int) -> list[bytes]:
-    """All `chunks`. InputError: they have another number of bytes."""
+    """Return all `chunks`. Raises InputError if the number of bytes differs."""
     return [chunk async for chunk in _counted(chunks, size)]
 
 
 async def parts_of(chunks: AsyncIterator[bytes], size: int, part_bytes: int) -> AsyncGenerator[Part]:
-    """`size` bytes as parts, the last one shorter; the next one is filled when a buffer is free. InputError: `chunks`
-    had another number of bytes, told before the last part is given."""
+    """Yield `size` bytes as parts, the last one shorter; the next is filled when a buffer is free.
+
+    Raises InputError, before the last part, if `chunks` has another number of bytes.
+    """
     home: asyncio.Queue[bytearray] = asyncio.Queue()
     for _ in range(BUFFERS):
         home.put_nowait(bytearray())  # takes room when it is first filled
@@ -77,8 +79,8 @@ async def _counted(chunks: AsyncIterator[bytes], size: int) -> AsyncGenerator[by
 
 
 class Body(io.BytesIO):
-    """What an HTTP client sends of a buffer, without a copy of the whole. `idle_s`: since it was last read; 0 while it
-    waits for a connection."""
+    """Part of a buffer that an HTTP client sends without copying it. `idle_s` is the time since the last read; 0 while
+    it waits for a connection."""
 
     def __init__(self, data: memoryview | bytes) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Which failures of a service are worth another try, when, and what is told of the last one."""
+"""Retries: which failures of a service are worth one, when, and what the last one reports."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 Kind = Literal["throttled", "transient", "denied", "credentials", "missing", "conflict", "region", "invalid"]
 
 FIRST_S = {"transient": 0.1, "throttled": 0.5}
-"""Longest wait before the second try. A service that throttles is not helped by one after 0.1 s."""
+"""Maximum seconds before the second attempt; a service that throttles needs more than 0.1 s."""
 LONGEST_S = 20.0
 _ERRORS: dict[Kind, type[RolloutError]] = {
     "denied": ConfigError,
@@ -41,9 +41,12 @@ _ERRORS: dict[Kind, type[RolloutError]] = {
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """`said`: by the service, for people. `remedy`: what to do, with the permission or the key of the configuration.
-    `retry_after_s`: asked for by the service. `raises`: in place of the error that goes with the kind.
-    The error has the kind as `context["failure"]`."""
+    """Failure of a call.
+
+    `said` is the service's message, for people. `remedy` says what to do, with the permission or the configuration key.
+    `retry_after_s` is the wait that the service asks for. `raises` replaces the error of the kind. The raised error has
+    the kind as `context["failure"]`.
+    """
 
     kind: Kind
     said: str
@@ -69,10 +72,12 @@ async def retrying(
     budget_s: float = 60.0,
     unavailable: type[RolloutError] = StorageUnavailableError,
 ) -> T:
-    """What `attempt` returns. What is throttled or transient is tried again, after a random wait below a bound that
-    doubles (full jitter: https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/), or the wait that
-    the service asks for, until `budget_s` after the first failure. `what` begins the message: "s3://bucket/key cannot
-    be read". `unavailable`: raised where the budget is spent. What `classify` does not know is raised as it is.
+    """Return what `attempt` returns, after retries of throttled and transient failures.
+
+    The wait is random below a bound that doubles (full jitter:
+    https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/), or what the service asks for, until
+    `budget_s` after the first failure. `what` begins the message: "s3://bucket/key cannot be read". `unavailable` is
+    raised when the budget is spent. Errors that `classify` does not know are raised as they are.
     """
     clock = asyncio.get_running_loop().time
     deadline: float | None = None
@@ -99,7 +104,7 @@ async def retrying(
 
 
 def retry_after(value: str | None) -> float | None:
-    """Seconds, from either form of RFC 9110, section 10.2.3."""
+    """Return the seconds in either form of RFC 9110, section 10.2.3."""
     if not value:
         return None
     try:

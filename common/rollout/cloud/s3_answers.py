@@ -1,4 +1,4 @@
-"""What the answers of S3 say of an object."""
+"""Facts about an object in S3's answers."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def etag(answer: dict[str, Any]) -> str:
 
 
 def written_blob(key: str, size: int, answer: dict[str, Any]) -> Blob:
-    """Of the answer to a write, which has no date of the object."""
+    """Return the blob of a write's answer, which lacks the object's date."""
     return Blob(key, size, etag(answer), answered_ms(answer))
 
 
 def answered_ms(answer: dict[str, Any]) -> int:
-    """The service's clock, not this machine's."""
+    """Return the time by the service's clock."""
     date = headers_of(answer).get("date", "")
     return ms(parsedate_to_datetime(date) if date else datetime.now().astimezone())
 

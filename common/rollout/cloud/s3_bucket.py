@@ -1,4 +1,4 @@
-"""`Bucket` on S3 and stores like it: MinIO, Ceph, R2."""
+"""`Bucket` on S3 and compatible stores: MinIO, Ceph, R2."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from rollout.config.cloud import S3Section
 from rollout.model.errors import ConfigError, ConflictError, NotFoundError
 
 COPY_PART = 512 << 20
-"""Of a copy by the service. One request copies 5 GiB at most, and a long one may be cut off."""
+"""Part size of a copy by the service; one request copies at most 5 GiB, and a long one may be cut off."""
 COPY_TRIES = 5
-"""Where somebody else writes to the key at the same time: S3 asks to begin anew."""
+"""Number of attempts at a copy while somebody else writes to the key; S3 then asks to start again."""
 PAGE = 1000
 _MD5 = re.compile(r"([0-9a-f]{32})(?:-(\d+))?")
 
 
 class S3Bucket:
     def __init__(self, aws: Aws, name: str, section: S3Section, *, own_session: bool = False) -> None:
-        """`own_session`: `aws` is closed with the bucket."""
+        """Use the bucket `name`; `own_session` closes `aws` with the bucket."""
         self._aws = aws
         self._name = name
         self._section = section
@@ -89,7 +89,7 @@ class S3Bucket:
         return Blob(key, int(answer["ContentLength"]), etag(answer), ms(answer["LastModified"]))
 
     async def digest(self, blob: Blob) -> Digest | None:
-        """The ETag, which is none of a hash where a key of KMS or of the customer encrypts the body."""
+        """Return the ETag as a digest; it is no hash if a KMS or customer key encrypts the body."""
         if not self._aws.endpoint("s3").startswith("http://"):
             return None
         answer = await self._head(blob.key)
@@ -157,7 +157,8 @@ class S3Bucket:
         return S3Upload(self._aws, self._name, key, size, condition, self.part_bytes)
 
     async def _condition(self, key: str, when: str) -> dict[str, str]:
-        """Of a request, where the store has conditions; else what is there is looked at now. ConflictError."""
+        """Return the condition's headers if the store supports it; otherwise check the key now. Raises
+        ConflictError."""
         if when == ALWAYS:
             return {}
         if await self._conditions.ask(key):
@@ -202,7 +203,8 @@ class S3Bucket:
         return Blob(key, source.size, etag(result), ms(result["LastModified"]))
 
     async def _copy_in_parts(self, source: Blob, key: str, condition: dict[str, str]) -> Blob:
-        """Also a small one: CopyObject has no condition in most stores; the completion of an upload has."""
+        """Copy in parts, even a small object: most stores support conditions not in CopyObject but when an upload
+        completes."""
         tries = 0
         while True:
             tries += 1

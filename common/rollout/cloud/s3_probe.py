@@ -1,5 +1,7 @@
-"""Whether a store keeps to conditions on writes. AWS, MinIO since 2024 and R2 do; others ignore the header, or heed it
-in some calls only."""
+"""Check whether a store honors conditions on writes.
+
+AWS, MinIO since 2024 and R2 do; others ignore the header, or honor it in some calls only.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,8 @@ ANOTHER_ETAG = '"00000000000000000000000000000000"'
 
 
 class Conditions:
-    """`[cloud.s3] conditional_writes`; auto: AWS has them, any other store is asked once, with an object of one byte
-    that is deleted again."""
+    """`[cloud.s3] conditional_writes`. For auto, AWS supports them; another store is asked once, with an object of one
+    byte that is deleted."""
 
     def __init__(self, aws: Aws, bucket: str, section: S3Section) -> None:
         self._aws = aws
@@ -33,7 +35,8 @@ class Conditions:
         self._lock = asyncio.Lock()
 
     async def ask(self, beside: str) -> bool:
-        """`beside`: a key that is to be written; who may write it may write next to it."""
+        """Return whether the store honors conditions. `beside` is a key to be written, next to which writing is
+        permitted."""
         async with self._lock:
             if self._known is None:
                 self._known = not self._aws.endpoint("s3") or await self._asked(beside.rpartition("/")[0])
@@ -64,7 +67,7 @@ class Conditions:
 
 
 async def _refused(call: Awaitable[Any]) -> bool:
-    """For its condition, which does not hold."""
+    """Return whether the call fails because its condition does not hold."""
     try:
         await call
     except ConflictError:

@@ -1,4 +1,4 @@
-"""A write to S3: PutObject, or an upload in parts that is resumed where an answer is in doubt.
+"""Write to S3: PutObject, or an upload in parts that is resumed if an answer is missing.
 
 Source: https://docs.aws.amazon.com/AmazonS3/latest/userguide/mpuoverview.html.
 """
@@ -31,23 +31,26 @@ T = TypeVar("T")
 MOST_PARTS = 10_000
 MIB = 1 << 20
 PART_BUDGET_S = 300.0
-"""For tries of one part, from its first failure on."""
+"""Seconds for attempts at one part, from its first failure on."""
 STALL_S = 60.0
-"""A body of which nothing more is taken for so long is sent again: its peer is gone."""
+"""Seconds without progress after which a body is sent again, because its peer is gone."""
 ANSWER_S = 120.0
 SMALL = 64 << 10
 COPIES = 6
-"""Parts that are copied at once: the service takes many seconds for each."""
+"""Number of parts that are copied concurrently; the service takes many seconds for each."""
 
 
 class InterferedError(StartOverError):
-    """Somebody else wrote to the key at the same time; the upload is to be begun anew."""
+    """Somebody else wrote to the key at the same time; the upload must start again."""
 
 
 @dataclass
 class S3Upload:
-    """`condition`: of the write, IfNoneMatch or IfMatch. `least_part`: bytes of a part, more where there would be too
-    many of them. `id`: of an upload that is under way."""
+    """Upload to a key.
+
+    `condition` is IfNoneMatch or IfMatch. `least_part` is the part size in bytes, larger if there would be too many
+    parts. `id` is that of an upload in progress.
+    """
 
     aws: Aws
     bucket: str
@@ -122,7 +125,7 @@ class S3Upload:
         self.parts[part.number] = await self._run("upload_part", attempt, what, PART_BUDGET_S)
 
     async def _stored(self, client: Any, part: Part) -> str:
-        """The ETag where the part has arrived after all: its answer may have been lost."""
+        """Return the ETag of a part that has arrived although its answer was lost."""
         try:
             answer = await client.list_parts(**self._at, PartNumberMarker=part.number - 1, MaxParts=1)
         except Exception as e:
@@ -154,14 +157,14 @@ class S3Upload:
         return written_blob(self.key, self.size, answer)
 
     async def _run(self, operation: str, attempt: Callable[[Any], Awaitable[T]], what: str, budget_s: float) -> T:
-        """What is not found by a call of an upload is the upload."""
+        """Run a call of the upload; a 404 then concerns the upload."""
         try:
             return await self.aws.run("s3", operation, attempt, what=what, budget_s=budget_s, parameters=self._at)
         except NotFoundError as e:
             raise GoneError(what) from e
 
     async def abort(self) -> None:
-        """Parts that were under way may arrive after it: it is asked whether any are left."""
+        """Abort the upload, and check for parts that were in transit and may arrive after it."""
         try:
             for _ in range(3 if self.id else 0):
                 with suppress(NotFoundError):
@@ -185,7 +188,7 @@ class S3Upload:
         return written_blob(self.key, self.size, found) if ours else None
 
     async def copy(self, source: Blob, part_bytes: int) -> Blob:
-        """In place of a body: parts of `source`, by the service."""
+        """Fill the upload with parts of `source`, copied by the service."""
         origin = {"Bucket": self.bucket, "Key": source.key}
 
         async def copy_part(start: int) -> None:
@@ -210,8 +213,8 @@ class S3Upload:
 
 
 async def _unless_stalled(call: Callable[..., Awaitable[dict[str, Any]]], body: Body) -> dict[str, Any]:
-    """The answer. TimeoutError: the peer takes nothing more of the body, or gives no answer for `ANSWER_S` after its
-    last byte. A slow link is not cut off: what counts is that bytes move."""
+    """Return the answer of `call`. Raises TimeoutError if the peer accepts no more of the body, or does not answer
+    within `ANSWER_S` after its last byte. A slow link is not cut off as long as bytes move."""
     task = asyncio.ensure_future(call(Body=body))
     try:
         while True:

@@ -1,4 +1,4 @@
-"""What is done to its end, whoever cancels."""
+"""Work that runs to its end even if its task is cancelled."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = structlog.get_logger()
 
 
 async def to_the_end(work: Awaitable[T]) -> T:
-    """However often this task is cancelled meanwhile; then what `work` raised, or CancelledError."""
+    """Run `work` to its end however often this task is cancelled; then raise its error, or CancelledError."""
     task = asyncio.ensure_future(work)
     cancelled = False
     while not task.done():
@@ -31,7 +31,7 @@ async def to_the_end(work: Awaitable[T]) -> T:
 
 
 async def shielded(work: Awaitable[None], deadline_s: float) -> None:
-    """To its end, though the task that waits is cancelled again meanwhile; not longer than `deadline_s`."""
+    """Run `work` to its end even if this task is cancelled again, for at most `deadline_s` seconds."""
     task = asyncio.ensure_future(asyncio.wait_for(work, deadline_s))
     while not task.done():
         with suppress(asyncio.CancelledError, TimeoutError):
@@ -41,7 +41,7 @@ async def shielded(work: Awaitable[None], deadline_s: float) -> None:
 
 
 async def uninterrupted(work: Awaitable[None], deadline_s: float) -> None:
-    """As `work` ends. Cancelled meanwhile, it is waited for no longer than `deadline_s`."""
+    """Run `work`. If this task is cancelled, wait for it for at most `deadline_s` seconds."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.shield(task)

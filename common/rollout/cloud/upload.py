@@ -1,6 +1,6 @@
-"""A body on its way to a key: in one request or in parts, bounded in memory, aborted on every failure.
+"""Upload of a body to a key: in one request or in parts, with bounded memory, aborted on every failure.
 
-A provider gives the calls and their sizes (`Upload`); everything else is here.
+A provider supplies the calls and their sizes (`Upload`); everything else is here.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from rollout.model.errors import ConflictError
 
 ABORT_S = 20.0
 STAMP = "rollout-write"
-"""Metadata key of every object: which write it is of. A condition that does not hold may be due to this very write,
-whose answer was lost."""
+"""Metadata key that identifies the write of each object. A condition that fails may be due to this very write, whose
+answer was lost."""
 
 
 class GoneError(Exception):
-    """The service does not know the upload any more."""
+    """The service no longer knows the upload."""
 
 
 class Upload(Protocol):
-    """One write of one provider. What can be tried again is tried again in each call."""
+    """One write of one provider. Each call retries what can be retried."""
 
     @property
     def whole_bytes(self) -> int:
-        """Up to here a body is one request."""
+        """Maximum bytes of a body that is sent in one request."""
         ...
 
     @property
@@ -38,35 +38,38 @@ class Upload(Protocol):
 
     @property
     def parallel(self) -> int:
-        """Parts that are sent at once, not more than `parts.BUFFERS`. 1: in order."""
+        """Number of parts that are sent concurrently, at most `parts.BUFFERS`; 1 sends them in order."""
         ...
 
     async def whole(self, pieces: list[bytes]) -> Blob:
-        """In one request."""
+        """Send the body in one request."""
         ...
 
     async def begin(self) -> None: ...
 
     async def send(self, part: Part) -> None:
-        """The service has it on return. GoneError."""
+        """Send a part; the service has it on return. Raises GoneError."""
         ...
 
     async def complete(self) -> Blob:
-        """GoneError, ConflictError."""
+        """Complete the upload. Raises GoneError and ConflictError."""
         ...
 
     async def abort(self) -> None:
-        """Nothing is left of it, also where it was not begun, or has ended."""
+        """Remove what is left of the upload, even if it was not begun or has ended."""
         ...
 
     async def written(self) -> Blob | None:
-        """What is at the key, where it is whole and has the stamp of this write."""
+        """Return the object at the key if it is whole and has the stamp of this write."""
         ...
 
 
 async def upload(target: Upload, chunks: AsyncIterator[bytes], size: int) -> Blob:
-    """`size` bytes. InputError: `chunks` had another number. ConflictError: somebody else's object does not allow it.
-    StartOverError: the service lost what it had."""
+    """Upload `size` bytes.
+
+    Raises InputError if `chunks` has another number of bytes, ConflictError if somebody else's object does not permit
+    it, and StartOverError if the service lost what it had.
+    """
     if size > target.whole_bytes:
         return await upload_parts(target, chunks, size)
     pieces = await whole_of(chunks, size)
@@ -79,7 +82,7 @@ async def upload(target: Upload, chunks: AsyncIterator[bytes], size: int) -> Blo
 
 
 async def upload_parts(target: Upload, chunks: AsyncIterator[bytes], size: int) -> Blob:
-    """As `upload`, in parts however small it is."""
+    """Upload in parts, however small the body is. Otherwise as `upload`."""
 
     async def send(part: Part) -> None:
         try:
@@ -95,7 +98,7 @@ async def upload_parts(target: Upload, chunks: AsyncIterator[bytes], size: int) 
 
 
 async def in_parts(target: Upload, fill: Callable[[], Awaitable[None]]) -> Blob:
-    """Begins, fills and completes; aborts whatever goes wrong, cancellation included, within `ABORT_S`."""
+    """Begin, fill and complete an upload; abort it within `ABORT_S` after any error, including cancellation."""
     try:
         await uninterrupted(target.begin(), ABORT_S)  # cancelled in between, nobody would know its id
         await fill()

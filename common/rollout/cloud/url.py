@@ -1,4 +1,4 @@
-"""`s3://bucket/key` and `gs://bucket/key`, as people write them."""
+"""`s3://bucket/key` and `gs://bucket/key`, as users write them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MEANT = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}
 
 @dataclass(frozen=True, slots=True)
 class BucketUrl:
-    """`key` may be empty (the whole bucket) and may end with a slash."""
+    """URL of a bucket or an object. `key` may be empty (the whole bucket) and may end with a slash."""
 
     scheme: Scheme
     bucket: str
@@ -30,13 +30,13 @@ class BucketUrl:
 
     @property
     def directory(self) -> BucketUrl:
-        """With one slash at its end, unless it is the bucket itself: what lies below it begins with its key."""
+        """URL with one slash at its end, unless it is the bucket itself; keys below it begin with its key."""
         key = self.key.rstrip("/")
         return self.at(f"{key}/" if key else "")
 
     @property
     def name(self) -> str:
-        """The last part of its key, or the bucket's name."""
+        """Last part of its key, or the bucket's name."""
         return self.key.rstrip("/").rpartition("/")[2] or self.bucket
 
 
@@ -45,7 +45,8 @@ def has_wildcard(key: str) -> bool:
 
 
 def parse_url(text: str) -> BucketUrl | None:
-    """None: it is no URL of a bucket. ConfigError: it looks like one and is none, with what would be right."""
+    """Parse a URL. Returns None if it names no bucket. Raises ConfigError, with the correct form, if it only looks like
+    one."""
     found = _URL.fullmatch(text)
     if found is None:
         return None

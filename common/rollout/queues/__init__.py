@@ -1,4 +1,4 @@
-"""Queues with leases: where a run's rows arrive from outside, and where its results may go. `port` is the contract."""
+"""Queues with leases, from which a run's rows may arrive and to which its results may go. `port` is the contract."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ QueueFactory = Callable[[Place, CloudSection, Storage | None], Queue]
 
 
 def open_queue(backend: str, place: Place, cloud: CloudSection, storage: Storage | None = None) -> Queue:
-    """The queue that `backend` names (sqs, pubsub, local, or an installed package's), not opened yet. ConfigError if
-    there is none. `storage`: what "local" is kept in."""
+    """Return the queue that `backend` names (sqs, pubsub, local, or an installed package's), not opened yet.
+
+    `storage` holds a "local" queue. Raises ConfigError if there is no such backend.
+    """
     factory: QueueFactory = load_adapter(GROUP, backend, "cloud.provider")
     return factory(place, cloud, storage)

@@ -1,4 +1,4 @@
-"""Batches of a queue service's calls."""
+"""Batches for the calls of a queue service."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 IN_FLIGHT = 16
-"""Calls at a time."""
+"""Maximum number of concurrent calls."""
 
 
 def cut(items: Sequence[T], count: int, size: Callable[[T], int] | None = None, max_size: int = 0) -> list[list[T]]:
-    """In order, into lists of at most `count`, and of at most `max_size` by `size` but for an item that is alone."""
+    """Cut items, in order, into lists of at most `count` items and `max_size` in total by `size`; an item may exceed it
+    alone."""
     lists: list[list[T]] = []
     total = 0
     for item in items:
@@ -29,8 +30,10 @@ def cut(items: Sequence[T], count: int, size: Callable[[T], int] | None = None, 
 
 
 async def each(items: Iterable[T], do: Callable[[T], Awaitable[R]]) -> list[R]:
-    """`do` of every item, at most `IN_FLIGHT` at a time; results in order. All are tried; then the first error is
-    raised."""
+    """Call `do` for every item, at most `IN_FLIGHT` concurrently, and return results in order.
+
+    All items are tried; then the first error is raised.
+    """
 
     async def tried(item: T) -> R | Exception:
         try:

@@ -1,4 +1,4 @@
-"""What queues of cloud providers share: one way to receive, to keep the order of a group, and to close."""
+"""Base of the cloud providers' queues: receives, keeps the order of a group, and closes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Entry:
 
 
 class CloudQueue(ABC):
-    """`client` is closed with it. `receive_batch`, `most_calls`, `enough`: as of `Receiver`."""
+    """Queue of a provider. It closes `client`. `receive_batch`, `most_calls` and `enough` are those of `Receiver`."""
 
     send_batch: ClassVar[int]
     receive_batch: ClassVar[int]
@@ -57,15 +57,15 @@ class CloudQueue(ABC):
 
     @abstractmethod
     def _entry(self, index: int, message: Outgoing) -> Entry:
-        """InputError with `index`: the queue does not take it."""
+        """Encode a message. Raises InputError with `index` if the queue does not accept it."""
 
     @abstractmethod
     def _order(self, message: Outgoing) -> str | None:
-        """Messages of the same are sent one batch after the other; None: in any order."""
+        """Return the key of messages whose batches are sent one after the other, or None for any order."""
 
     @abstractmethod
     async def _send(self, batch: list[Entry]) -> dict[int, str]:
-        """The id of each, by its index."""
+        """Send a batch and return the id of each message by its index."""
 
     @abstractmethod
     async def _receive(self, call: Call) -> list[Message]: ...
@@ -75,7 +75,7 @@ class CloudQueue(ABC):
 
     @abstractmethod
     async def _change(self, messages: list[Message], lease_s: int, budget_s: float) -> list[Message]:
-        """Gives them a lease of `lease_s` from now; 0: gives them back. Those whose lease was lost."""
+        """Set the leases to `lease_s` from now; 0 returns the messages. Returns those whose lease was lost."""
 
     @property
     def facts(self) -> Facts:
@@ -125,14 +125,14 @@ class CloudQueue(ABC):
         return self.facts.max_message_bytes
 
     async def dequeue(self, limit: int, lease_s: float, wait_s: float = 0.0) -> list[Message]:
-        """Several calls at a time while messages come."""
+        """Receive messages, with several concurrent calls while messages come."""
         self._check_open()
         lease = self._whole(lease_s)
         taken = await self._receiver.take(limit, lease, wait_s)
         return await self._renewed(taken, lease)
 
     async def _renewed(self, taken: list[Arrived], lease_s: int) -> list[Message]:
-        """Those that are still ours: what waited for a while, or has another lease, is extended."""
+        """Extend what waited for a while or has another lease; return the messages that are still ours."""
         now = self._now()
         again = [
             arrived.message
@@ -163,7 +163,7 @@ class CloudQueue(ABC):
         return await self._receiver.look(self._whole(lease_s))
 
     def _whole(self, lease_s: float) -> int:
-        """Seconds that the service takes."""
+        """Return whole seconds, as the service requires."""
         return math.ceil(min(self.facts.max_lease_s, max(self.facts.min_lease_s, lease_s)))
 
     def _check_open(self) -> None:

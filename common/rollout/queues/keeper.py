@@ -1,7 +1,7 @@
-"""Keeps the leases of all messages that are held, from receipt on: one task, in batches.
+"""Keeps the leases of all held messages from receipt on: one task, in batches.
 
-A lease is extended once half of it is left, sooner where extending took long. While the service cannot be reached it is
-tried again until the lease has run out; what is lost is told, with why, and no longer kept.
+A lease is extended when half of it is left, or earlier if extending took long. While the service is unreachable the
+call is retried until the lease has expired. A lost lease is reported with its reason and no longer extended.
 
     keeper = Keeper(queue, lease_s=300.0, on_lost=note)
     task = asyncio.create_task(keeper.run())
@@ -22,14 +22,14 @@ from rollout.model.errors import RolloutError
 from rollout.queues.port import Message, Queue, may_pass
 
 Loss = Literal["taken", "outage", "limit"]
-"""taken: the service says that the lease is not ours any more. outage: it could not be extended in time. limit: the
-service lets nobody hold a message for longer than `Facts.max_held_s`."""
+"""Reason of a loss. taken: the service says that the lease is no longer ours. outage: it could not be extended in time.
+limit: the service lets nobody hold a message for longer than `Facts.max_held_s`."""
 
 _CHUNK = 1000
 _LOOKS = 8
-"""Looks in the time of one lease."""
+"""Number of checks in the time of one lease."""
 _LIMIT_MARGIN_S = 60.0
-"""Extensions end this long before `max_held_s`: the service's clock started before ours."""
+"""Seconds before `max_held_s` at which extensions end, because the service's clock started before ours."""
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class _Held:
 
 
 class Keeper:
-    """`on_lost` is called in the event loop. `now`: monotonic seconds."""
+    """Keeper of leases. `on_lost` is called in the event loop. `now` returns monotonic seconds."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Keeper:
         return len(self._held)
 
     def hold(self, messages: Iterable[Message], lease_s: float | None = None) -> None:
-        """Messages received just now. `lease_s`: that they were taken with, where it is another."""
+        """Hold messages that were received just now. `lease_s` is the lease they were received with, if it differs."""
         now, facts = self._now(), self._queue.facts
         limit = now + max(0.0, facts.max_held_s - min(_LIMIT_MARGIN_S, facts.max_held_s / 10))
         for message in messages:
@@ -72,12 +72,12 @@ class Keeper:
             self._some.set()
 
     def release(self, messages: Iterable[Message]) -> None:
-        """Theirs are not extended any more. What is not held is no error."""
+        """Stop extending the leases; messages that are not held are ignored."""
         for message in messages:
             self._held.pop(message.receipt, None)
 
     async def run(self) -> None:
-        """Until it is cancelled. ConfigError: leases may not be extended, as for want of a permission."""
+        """Extend leases until cancelled. Raises ConfigError if that is not permitted."""
         while True:
             if not self._held:
                 self._some.clear()
@@ -86,7 +86,7 @@ class Keeper:
             await asyncio.sleep(self._lease_s / _LOOKS)
 
     async def look(self) -> None:
-        """Extends what is due, and tells what was lost."""
+        """Extend what is due, and report what was lost."""
         self._drop_the_late()
         due = self._due()
         for start in range(0, len(due), _CHUNK):
@@ -94,14 +94,15 @@ class Keeper:
         self._drop_the_late()
 
     def _due(self) -> list[_Held]:
-        """The next look comes an eighth of a lease later, and extending takes its time too."""
+        """Return the leases to extend now: the next check comes an eighth of a lease later, and extending takes time
+        too."""
         lead = min(0.9 * self._lease_s, self._lease_s * (0.5 + 1 / _LOOKS) + self._took_s)
         now = self._now()
         due = [held for held in self._held.values() if held.until_s - now <= lead and held.until_s + 1 < held.limit_s]
         return sorted(due, key=lambda held: held.until_s)
 
     async def _extend(self, due: list[_Held]) -> None:
-        """In groups of one lease: near their limit, it is what is left, and the last one."""
+        """Extend in groups of equal lease; near the limit the lease is what is left, and it is the last."""
         now = self._now()
         groups: dict[float, list[_Held]] = {}
         for held in due:

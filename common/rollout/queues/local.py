@@ -1,7 +1,7 @@
-"""A queue in the key-value store: durable before it is visible, replayed in order after a restart.
+"""Queue in the key-value store: durable before it is visible, replayed in order after a restart.
 
-Of each message the id is always in memory (26 bytes), the rest only near the head of the queue: the hot deque. What
-lies behind is read from storage in order when the head gets there, so a long backlog does not grow the process.
+The id of each message (26 bytes) is always in memory, the rest only near the head of the queue, in the hot deque. Later
+messages are read from storage in order when the head reaches them, so a long backlog does not grow the process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 
 
 def open_queue(place: Place, cloud: CloudSection, storage: Storage | None) -> LocalQueue:
-    """`place.address`: the queue's name; empty: "default". ConfigError where there is no storage to keep it in."""
+    """Return the queue named `place.address`, or "default". Raises ConfigError without storage."""
     if storage is None:
         raise ConfigError("a local queue is kept in the cluster's storage, and none was given")
     return LocalQueue(storage, name=place.address or "default")
@@ -46,9 +46,10 @@ class _Leased:
 
 
 class LocalQueue:
-    """One process at a time. Stored as `cloudlocal_queue/<name>/<ulid>`. Groups are carried, but block nothing.
+    """Queue for one process at a time, stored as `cloudlocal_queue/<name>/<ulid>`. Groups are stored but block nothing.
 
-    `now`: monotonic seconds for leases. `wall_ms` and `entropy` make the ULIDs; ids grow even where the clock does not.
+    `now` returns monotonic seconds for leases. `wall_ms` and `entropy` make the ULIDs, which grow even if the clock
+    does not.
     """
 
     def __init__(
@@ -90,14 +91,15 @@ class LocalQueue:
         self._enqueuing = asyncio.Lock()
 
     async def open(self) -> None:
-        """Replays what an earlier process left, in order of id; leases of that process are void."""
+        """Replay the messages of an earlier process in order of id; its leases are void."""
         await self._replay(self._prefix)
         if self._cold:
             # Ids of this process must sort behind those, also if the clock was set back meanwhile.
             self._last_ms = _milliseconds(self._cold[-1])
 
     async def _replay(self, prefix: str) -> None:
-        """In order, a page at a time: where a prefix holds more than a page, each longer prefix is read on its own."""
+        """Replay in order, one page at a time: if a prefix holds more than a page, each longer prefix is read on its
+        own."""
         rows = await self._storage.scan(NAMESPACE, prefix, _PAGE)
         if len(rows) == _PAGE:
             for character in _CROCKFORD:
@@ -166,7 +168,7 @@ class LocalQueue:
         return lost
 
     async def ack(self, messages: list[Message]) -> list[Message]:
-        """A message whose lease was lost meanwhile is somebody else's: it is left alone."""
+        """Acknowledge messages. One whose lease was lost belongs to another receiver and is left alone."""
         self._expire()
         mine = [m for m in messages if self._holder(m) is not None]
         lost = [m for m in messages if self._holder(m) is None]
@@ -187,7 +189,7 @@ class LocalQueue:
         return lost
 
     async def nack(self, messages: list[Message]) -> None:
-        """To the front, in the order given. Storage is not touched, so a restart replays them too."""
+        """Return messages to the front, in the order given. Storage is unchanged, so a restart replays them too."""
         self._expire()
         for message in reversed(messages):
             held = self._holder(message)
@@ -196,7 +198,7 @@ class LocalQueue:
         self._wake()
 
     async def depth(self) -> int:
-        """Messages neither leased nor acknowledged."""
+        """Return the number of messages that are neither leased nor acknowledged."""
         self._expire()
         return len(self._front) + len(self._cold)
 
@@ -229,7 +231,7 @@ class LocalQueue:
         return taken
 
     async def _rows(self, names: list[str]) -> list[bytes | None]:
-        """From memory, and what lies behind the hot deque in one transaction."""
+        """Return rows from memory, and those behind the hot deque in one transaction."""
         missing = [name for name in names if name not in self._hot]
         loaded: dict[str, bytes | None] = {}
         if missing:
@@ -239,7 +241,7 @@ class LocalQueue:
         return [self._hot.pop(name, None) if name not in loaded else loaded[name] for name in names]
 
     def _expire(self) -> None:
-        """Gives back what was leased too long, the oldest first in line."""
+        """Return messages with expired leases, the oldest first in line."""
         late: list[tuple[str, _Leased]] = []
         while self._deadlines and self._deadlines[0][0] <= self._now():
             deadline, name, receipt = heapq.heappop(self._deadlines)
@@ -285,7 +287,7 @@ class LocalQueue:
 
 
 def _encode(message: Outgoing) -> bytes:
-    """A line of JSON, empty where there is nothing to tell, then the body."""
+    """Encode a message as a line of JSON, empty if there is nothing to record, followed by the body."""
     head: dict[str, object] = {}
     if attributes := message.all_attributes:
         head["attributes"] = attributes

@@ -1,7 +1,7 @@
-"""A queue with leases: where a run's rows arrive from, and where its results may go.
+"""Port of queues with leases, from which a run's rows arrive and to which its results may go.
 
-Adapters register under the entry point group `rollout.queues`, as a function
-`open_queue(Place, CloudSection, Storage | None) -> Queue`.
+Adapters register under the entry point group `rollout.queues`, as a function `open_queue(Place, CloudSection, Storage |
+None) -> Queue`.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Literal, Protocol
 from rollout.model.errors import RolloutError, UnavailableError
 
 DEDUPLICATION = "rollout.deduplication"
-"""Attribute that carries `Outgoing.deduplication` through a queue that knows of no such thing."""
+"""Attribute that carries `Outgoing.deduplication` through a queue without deduplication."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Which queue. `address`: a queue's URL, a subscription (input) or a topic (output), or a local name. `lease_s`: of
-    the configuration."""
+    """Place of a queue. `address` is a URL, a subscription (input), a topic (output) or a local name; `lease_s` is
+    configured."""
 
     address: str
     way: Literal["input", "output"] = "input"
@@ -28,8 +28,11 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """`id`: the service's, the same at each delivery. `receipt`: of this delivery; a later one has another.
-    `deliveries`: this one included; 0: the service does not tell. `group`: those of one come one after the other."""
+    """Received message.
+
+    `id` is the service's and the same at each delivery. `receipt` belongs to this delivery. `deliveries` includes this
+    one; 0 means that the service does not tell. Messages of one `group` are delivered one after the other.
+    """
 
     id: str
     body: bytes
@@ -41,8 +44,8 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """`deduplication`: two that have the same are one to a queue that knows of that, and others carry it as an
-    attribute."""
+    """Message to send. Messages with the same `deduplication` are one to a queue that supports it; others carry it as
+    an attribute."""
 
     body: bytes
     attributes: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
@@ -51,16 +54,19 @@ class Outgoing:
 
     @property
     def all_attributes(self) -> dict[str, str]:
-        """For a queue that knows of no deduplication."""
+        """Attributes for a queue without deduplication."""
         return {**self.attributes, **({DEDUPLICATION: self.deduplication} if self.deduplication else {})}
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a queue can do. Bytes of a message count its attributes. `max_held_s`: from receipt on, however often it is
-    extended. `ordered`: those of a group come in order, and a held one blocks those behind it. `exactly_once`: an
-    acknowledgement counts only once the service confirms it. `dead_letter`: where a message goes after
-    `max_deliveries`; empty: nowhere. `remarks`: for people, such as what could not be read and was assumed."""
+    """Capabilities of a queue.
+
+    The bytes of a message include its attributes. `max_held_s` counts from receipt, however often the lease is
+    extended. `ordered`: messages of a group come in order, and a held one blocks those behind it. `exactly_once`: an
+    acknowledgement counts only once the service confirms it. `dead_letter` is where a message goes after
+    `max_deliveries`, or empty. `remarks` are for people, such as what could not be read and was assumed.
+    """
 
     name: str
     max_lease_s: float
@@ -76,60 +82,71 @@ class Facts:
 
 
 def may_pass(error: RolloutError) -> bool:
-    """Whether a call may be made again later: the service is away, or a person can make it answer without a change of
-    the configuration, by new credentials or by making the queue again."""
+    """Return whether a call may succeed later without a change of the configuration: the service is away, credentials
+    are to be renewed, or the queue is to be created again."""
     return isinstance(error, UnavailableError) or error.context.get("failure") in ("credentials", "missing")
 
 
 class Queue(Protocol):
-    """Errors: UnavailableError while the service cannot be reached or throttles (after its budget), ConfigError for
-    what a person must mend: no such queue, no permission. StateError after `close`. Batches of any size: adapters cut
-    them as the service wants. After an UnavailableError of `extend`, `ack` or `nack` nothing is known of the messages:
-    the whole call may be made again, which does no harm to those that had been done. `extend` and `ack` also take a
-    message of which only `id` and `receipt` are known: another process received it."""
+    """Queue with leases.
+
+    Every method raises UnavailableError if the service is unreachable or throttles beyond the retry budget, ConfigError
+    for what a user must mend (no such queue, no permission), and StateError after `close`. Batches may have any size:
+    adapters cut them as the service requires. After an UnavailableError of `extend`, `ack` or `nack` the outcome is
+    unknown; the whole call may be repeated without harm. `extend` and `ack` accept a message of which only `id` and
+    `receipt` are known, because another process received it.
+    """
 
     async def open(self) -> None:
-        """Asks the service for `facts`."""
+        """Connect, and ask the service for `facts`."""
         ...
 
     async def close(self) -> None:
-        """Gives back what was received and not handed out. Leases of what was handed out run on."""
+        """Return messages that were received but not handed out. Leases of the others continue."""
         ...
 
     @property
     def facts(self) -> Facts: ...
 
     def fits(self, message: Outgoing) -> bool:
-        """Whether the queue takes it, as it would be encoded."""
+        """Return whether the queue accepts the message as it would be encoded."""
         ...
 
     async def enqueue(self, messages: list[Outgoing]) -> list[str]:
-        """Durable on return; their ids. InputError, before anything is sent: the queue does not take one,
-        `context["index"]`."""
+        """Send messages, durably on return, and return their ids.
+
+        Raises InputError, before anything is sent, if the queue does not accept one (`context["index"]`).
+        """
         ...
 
     async def dequeue(self, limit: int, lease_s: float, wait_s: float = 0.0) -> list[Message]:
-        """At most `limit`, each under a lease of `lease_s` from now on; empty where nothing came in `wait_s`. It
-        returns what is there, and does not wait until it has `limit`."""
+        """Return at most `limit` messages, each under a lease of `lease_s` from now; an empty list if none came in
+        `wait_s`.
+
+        It returns what is there and does not wait for `limit` messages.
+        """
         ...
 
     async def extend(self, messages: list[Message], lease_s: float) -> list[Message]:
-        """Their leases end in `lease_s` from now. Returns those whose lease was lost already."""
+        """Set the leases to end in `lease_s` from now. Returns the messages whose lease was already lost."""
         ...
 
     async def ack(self, messages: list[Message]) -> list[Message]:
-        """For good. Returns those that may come again: their lease was lost, or the service did not confirm."""
+        """Acknowledge messages for good. Returns those that may be delivered again: the lease was lost, or the service
+        did not confirm."""
         ...
 
     async def nack(self, messages: list[Message]) -> None:
-        """To be delivered again at once, here or elsewhere. A lease that was lost meanwhile is no error."""
+        """Return messages for immediate redelivery, here or elsewhere. A lost lease is no error."""
         ...
 
     async def depth(self) -> int | None:
-        """Messages that wait, about; None: the service does not tell."""
+        """Return the approximate number of waiting messages, or None if the service does not tell."""
         ...
 
     async def is_empty(self, lease_s: float) -> bool:
-        """Whether the service, asked once more, has nothing to give. What it gives is handed out by the next
-        `dequeue`. Unlike an empty `dequeue`, which may not have been answered, it says so with UnavailableError."""
+        """Return whether the service, asked once more, has no message. The next `dequeue` hands out what it returns.
+
+        Unlike an empty `dequeue`, which may not have been answered, it raises UnavailableError without an answer.
+        """
         ...

@@ -1,7 +1,7 @@
-"""The message that `rollout cloud doctor` sends through a queue, also through one that a run takes from.
+"""Message that `rollout cloud doctor` sends through a queue, also through one that a run takes from.
 
-It is known by its body and its attribute together. A message of a user that has the attribute, or a body like it, is a
-row as any other: nothing is ever deleted for looking a bit like a probe.
+It is recognized by its body and its attribute together. A user's message that has the attribute, or a similar body, is
+a normal row: nothing is ever deleted because it resembles a probe.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from rollout.queues.port import Message, Outgoing, Queue
 
 ATTRIBUTE = "rollout-doctor"
 OLD_S = 120.0
-"""No doctor looks for its message any more."""
+"""Seconds after which no doctor looks for its message any more."""
 PASS_ON_S = 1.0
-"""For so long the run that received a probe does not see it again: the doctor does."""
+"""Seconds during which the run that received a probe does not receive it again, so that the doctor does."""
 _MARK = re.compile(r"[0-9a-f]{32}")
 _NOTE = "a message of `rollout cloud doctor`, which deletes it within a minute"
 
@@ -33,8 +33,7 @@ def is_probe(message: Message) -> bool:
 
 
 async def pass_on(queue: Queue, probes: Sequence[Message]) -> None:
-    """What a run does with probes that it received: back to the queue, where the doctor finds its own; those that
-    nobody looks for any more are deleted."""
+    """Return probes that a run received to the queue for the doctor, and delete those that are too old."""
     left = time.time() - OLD_S
     old = [probe for probe in probes if (_sent_at(probe) or 0) < left]
     fresh = [probe for probe in probes if probe not in old]
@@ -51,7 +50,7 @@ def _body(mark: str, sent_at: int) -> bytes:
 
 
 def _sent_at(message: Message) -> int | None:
-    """Unix seconds; None: it is no probe."""
+    """Return the time of sending in Unix seconds, or None if the message is no probe."""
     mark = message.attributes.get(ATTRIBUTE, "")
     if not _MARK.fullmatch(mark) or mark.encode() not in message.body:
         return None

@@ -1,4 +1,4 @@
-"""Google Cloud Pub/Sub: a subscription to take from, a topic to send to, by its calls of REST."""
+"""Google Cloud Pub/Sub through its REST interface: receives from a subscription, sends to a topic."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from rollout.queues.receiver import Call
 from rollout.storage.port import Storage
 
 SILENT_S = 150.0
-"""A pull of an empty subscription says nothing for some 90 s."""
+"""Seconds without an answer before a call fails; the pull of an empty subscription takes some 90 s."""
 ACK_BATCH = 1000
 ACK_BYTES = 400_000
-"""A request of acknowledgements is 512 KiB at most."""
+"""Maximum bytes of acknowledgements per request, whose limit is 512 KiB."""
 _SUBSCRIBER = "roles/pubsub.subscriber"
 
 
 def open_queue(place: Place, cloud: CloudSection, storage: Storage | None) -> PubsubQueue:
-    """`place.address`: a subscription (input) or topic (output), by its name or as projects/P/subscriptions/S."""
+    """Return the queue of a subscription (input) or topic (output), given by name or as projects/P/subscriptions/S."""
     return PubsubQueue(place, Gcp(cloud))
 
 
 def _topic_key(address: str, section: PubsubSection) -> str:
-    """The topic of results, or that to which `rollout cloud doctor` sends."""
+    """Return the configuration key of the topic of results, or of the one that `rollout cloud doctor` sends to."""
     doctors = address == section.topic != section.output_topic
     return "cloud.pubsub.topic" if doctors else "cloud.pubsub.output_topic"
 
@@ -48,7 +48,7 @@ def _topic_key(address: str, section: PubsubSection) -> str:
 class PubsubQueue(CloudQueue):
     send_batch = 1000
     receive_batch = 250
-    """1,000 is the most. A pull brings what is at hand, mostly less; several of a moderate size are faster than one."""
+    """Messages per pull (maximum 1,000). A pull mostly returns fewer; several moderate pulls are faster than one."""
     most_calls = 8
     enough = 0.0
 
@@ -95,7 +95,7 @@ class PubsubQueue(CloudQueue):
         return dict(zip([entry.index for entry in batch], map(str, _list(answer, "messageIds")), strict=True))
 
     async def _receive(self, call: Call) -> list[Message]:
-        """A pull gives the subscription's own lease: one of another length costs a call more."""
+        """Pull messages. A pull applies the subscription's own lease; another length costs a further call."""
         access = Access("pubsub.subscriptions.consume", _SUBSCRIBER, self._key)
         asked = {"maxMessages": call.size}
         if call.at_once:
@@ -111,13 +111,13 @@ class PubsubQueue(CloudQueue):
         return await self._settle(":acknowledge", messages, 60.0, {})
 
     async def _change(self, messages: list[Message], lease_s: int, budget_s: float) -> list[Message]:
-        """Without exactly-once delivery the service does not tell which leases were lost."""
+        """Change leases. Without exactly-once delivery the service does not tell which were lost."""
         return await self._settle(":modifyAckDeadline", messages, budget_s, {"ackDeadlineSeconds": lease_s})
 
     async def _settle(
         self, verb: str, messages: list[Message], budget_s: float, more: Mapping[str, Any]
     ) -> list[Message]:
-        """Those that were not confirmed."""
+        """Call `verb` for the messages and return those that were not confirmed."""
         access = Access("pubsub.subscriptions.consume", _SUBSCRIBER, self._key)
         what = "acknowledged on" if verb == ":acknowledge" else "extended or given back on"
         expect = ANSWERS if self.facts.exactly_once else (200,)
@@ -174,5 +174,5 @@ class PubsubQueue(CloudQueue):
 
 
 def _list(answer: Mapping[str, Any], key: str) -> list[Any]:
-    """Absent where it is empty."""
+    """Return a list that the answer omits if it is empty."""
     return answer.get(key) or []

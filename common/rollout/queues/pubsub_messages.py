@@ -1,4 +1,4 @@
-"""Messages as Pub/Sub's REST interface carries them, and what a subscription says of itself.
+"""Messages in Pub/Sub's REST interface, and the facts of a subscription.
 
 Sources: https://cloud.google.com/pubsub/docs/reference/rest/v1/PubsubMessage, https://cloud.google.com/pubsub/quotas.
 """
@@ -19,7 +19,7 @@ MAX_MESSAGE_BYTES = 10_000_000
 MAX_LEASE_S = 600.0
 MIN_LEASE_S = 10.0
 EMPTY = "rollout.empty"
-"""Attribute of a message without a body: Pub/Sub takes none that has neither body nor attributes."""
+"""Attribute of a message without a body: Pub/Sub rejects one with neither body nor attributes."""
 _DENIED = (
     "{permission} is not allowed: ack deadline, exactly-once delivery, ordering and dead letters are not known, and"
     " taken to be absent"
@@ -27,7 +27,7 @@ _DENIED = (
 
 
 def encode(message: Outgoing, index: int = 0) -> dict[str, Any]:
-    """InputError with `index`: it is too large, or has attributes that Pub/Sub does not take."""
+    """Encode a message. Raises InputError with `index` if it is too large or has attributes that Pub/Sub rejects."""
     attributes = message.all_attributes
     if not message.body and not attributes:
         attributes[EMPTY] = "1"
@@ -60,7 +60,7 @@ def _fault(message: Outgoing, attributes: Mapping[str, str]) -> str:
 
 
 def decode(received: Mapping[str, Any]) -> Message:
-    """Of `receivedMessages`."""
+    """Decode an entry of `receivedMessages`."""
     message: Mapping[str, Any] = received.get("message") or {}
     attributes = dict(message.get("attributes") or {})
     body = base64.b64decode(message.get("data") or "")
@@ -77,7 +77,10 @@ def decode(received: Mapping[str, Any]) -> Message:
 
 
 def subscription_facts(name: str, told: Mapping[str, Any] | None, key: str) -> Facts:
-    """`told`: the subscription; None where it may not be read. ConfigError: it is not one that is pulled from."""
+    """Return the facts of a subscription.
+
+    `told` is its resource, or None if it may not be read. Raises ConfigError if it is not a pull subscription.
+    """
     if told is not None:
         _check_pull(name, told, key)
     read = told or {}

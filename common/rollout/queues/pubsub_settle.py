@@ -1,7 +1,7 @@
-"""Acknowledgements of Pub/Sub where each may fail by itself: those of subscriptions with exactly-once delivery.
+"""Acknowledgements that may fail singly, as in Pub/Sub subscriptions with exactly-once delivery.
 
-Source: https://cloud.google.com/pubsub/docs/exactly-once-delivery: an error names ids in `google.rpc.ErrorInfo`, as
-PERMANENT_FAILURE_... or TRANSIENT_FAILURE_...; those that it does not name are done.
+Source: https://cloud.google.com/pubsub/docs/exactly-once-delivery: an error names ids in `google.rpc.ErrorInfo` as
+PERMANENT_FAILURE_... or TRANSIENT_FAILURE_...; ids that it does not name are done.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, cast
 from rollout.model.errors import ConfigError, UnavailableError
 
 ANSWERS = (200, 400, 409, 429, 500, 502, 503, 504)
-"""Statuses that may carry failures of single ids."""
+"""Statuses whose answer may name failures of single ids."""
 _AGAIN = frozenset({409, 429, 500, 502, 503, 504})
 _LONGEST_S = 5.0
 
@@ -22,7 +22,10 @@ _LONGEST_S = 5.0
 async def settle(
     send: Callable[[list[str]], Awaitable[tuple[int, Mapping[str, Any]]]], ids: list[str], what: str, budget_s: float
 ) -> set[str]:
-    """Those that were not confirmed in `budget_s`. `send`: status and answer. UnavailableError: none could be."""
+    """Send ids until they are confirmed, and return those that were not within `budget_s`.
+
+    `send` returns status and answer. Raises UnavailableError if no id could be confirmed.
+    """
     clock = asyncio.get_running_loop().time
     deadline, wait_s = clock() + budget_s, 0.1
     lost: set[str] = set()

@@ -1,7 +1,7 @@
 """Receive calls of a queue service, several in flight while messages come.
 
-A call is never broken off while the queue is open: the service may have put messages under a lease already, and nobody
-would know of them. What such a call brings goes to the next one who asks, or back.
+A call is never aborted while the queue is open, because the service may already have leased messages that nobody would
+know of. What such a call returns goes to the next caller, or back to the queue.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from rollout.queues.port import Message
 log = structlog.get_logger()
 
 SHORTEST_WAIT_S = 1.0
-"""For a call that is on its way, also where nobody wants to wait."""
+"""Minimum seconds to wait for a call in flight, even if the caller does not want to wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What one call asks for. `calls`: that are in flight, with it. `wait_s`: until something comes; `at_once`: the
-    service is not to wait at all, and has to answer."""
+    """Request of one call. `calls` is the number in flight, including it. `wait_s` is how long to wait for a message;
+    with `at_once` the service must answer without waiting."""
 
     size: int
     lease_s: float
@@ -36,7 +36,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """`at`: monotonic seconds. `lease_s`: that it was asked for with."""
+    """Received messages. `at` is in monotonic seconds; `lease_s` is the lease that was requested."""
 
     message: Message
     at: float
@@ -44,8 +44,11 @@ class Arrived:
 
 
 class Receiver:
-    """`batch`: messages that one call brings at most. `enough`: the share of what was asked for that tells of more to
-    come: another call is added then. `give_back`: what arrives after the last one who asked went away."""
+    """Receiver of messages.
+
+    `batch` is the maximum of one call. `enough` is the share of the requested number that suggests more to come, so
+    that another call is added. `give_back` takes what arrives after the last caller has gone.
+    """
 
     def __init__(
         self,
@@ -70,7 +73,7 @@ class Receiver:
         self._giving_back: set[asyncio.Task[None]] = set()
 
     async def take(self, limit: int, lease_s: float, wait_s: float) -> list[Arrived]:
-        """At most `limit`. Errors of a call are raised once nothing is left to hand out."""
+        """Return at most `limit` messages. Errors of a call are raised once nothing is left to hand out."""
         self._asked += 1
         now = self._now()
         until, latest = now + wait_s, now + max(wait_s, SHORTEST_WAIT_S)
@@ -92,8 +95,10 @@ class Receiver:
         return []
 
     async def look(self, lease_s: float) -> bool:
-        """Whether there is nothing: one call more, which is answered. What it brings is for the next who takes. Errors
-        of the call."""
+        """Return whether there is no message, by one more call that is answered. The next caller gets what it returns.
+
+        Raises the errors of the call.
+        """
         call = Call(self._batch, lease_s, 0.0, len(self._calls) + 1, at_once=True)
         task = asyncio.ensure_future(self._receive(call))
         self._calls[task] = call
@@ -106,11 +111,11 @@ class Receiver:
         return not self._arrived
 
     def put_back(self, arrived: list[Arrived]) -> None:
-        """Taken, and not handed out."""
+        """Put back what was taken but not handed out."""
         self._arrived = arrived + self._arrived
 
     async def end(self) -> list[Message]:
-        """Breaks off what is in flight; what has arrived and was not handed out."""
+        """Abort what is in flight, and return what has arrived but was not handed out."""
         for task in (*self._calls, *self._giving_back):
             task.cancel()
         await asyncio.gather(*self._giving_back, return_exceptions=True)
@@ -130,7 +135,7 @@ class Receiver:
             room -= size
 
     def _harvest(self) -> bool:
-        """Takes over what ended calls brought; whether any had ended."""
+        """Collect the results of ended calls; return whether any had ended."""
         done = [task for task in self._calls if task.done()]
         failed: list[asyncio.Task[list[Message]]] = []
         for task in done:

@@ -1,7 +1,5 @@
-"""Amazon SQS, standard and FIFO.
-
-Ten messages a call, several calls at a time; what fails of a batch is tried again alone.
-"""
+"""Amazon SQS, standard and FIFO: ten messages per call, several concurrent calls; failures of a batch are retried
+singly."""
 
 from __future__ import annotations
 
@@ -34,13 +32,13 @@ BATCH = 10
 LONGEST_POLL_S = 20
 DEFAULT_GROUP = "rollout"
 _LOST = frozenset({"MessageNotInflight", "ReceiptHandleIsInvalid", "InvalidParameterValue", "InvalidIdFormat"})
-"""What a receipt is answered with that is not the present one any more."""
+"""Error codes of a receipt that is no longer the current one."""
 _DENIED = frozenset({"AccessDenied", "AccessDeniedException", "403"})
 _KEYS = {"input": "cloud.sqs.queue_url", "output": "cloud.sqs.output_queue_url"}
 
 
 def open_queue(place: Place, cloud: CloudSection, storage: Storage | None) -> SqsQueue:
-    """`place.address`: the queue's URL."""
+    """Return the queue with the URL `place.address`."""
     return SqsQueue(place, Aws(cloud))
 
 
@@ -90,7 +88,7 @@ class SqsQueue(CloudQueue):
         return Entry(index, _outgoing(message, encoded, fifo=fifo), encoded.size)
 
     def _order(self, message: Outgoing) -> str | None:
-        """Of a FIFO queue, messages without a group are of one."""
+        """Return the group; messages of a FIFO queue without one form one group."""
         return message.group if self.facts.ordered else None
 
     def _batch_bytes(self) -> int:
@@ -106,7 +104,8 @@ class SqsQueue(CloudQueue):
         return ids
 
     async def _receive(self, call: Call) -> list[Message]:
-        """One long poll while the queue is empty; up to 16 short ones at a time while they come back with messages."""
+        """Receive messages: one long poll while the queue is empty, up to 16 concurrent short polls while messages
+        come."""
         poll_s = 0 if call.at_once or call.calls > 1 else min(LONGEST_POLL_S, math.ceil(call.wait_s))
         more: dict[str, Any] = {"ReceiveRequestAttemptId": uuid.uuid4().hex} if self.facts.ordered else {}
         try:
@@ -138,7 +137,7 @@ class SqsQueue(CloudQueue):
         return await self._settle("delete_message", messages, 60.0)
 
     async def _settle(self, operation: str, messages: list[Message], budget_s: float, **fields: Any) -> list[Message]:
-        """`operation` on every message, in batches; those whose receipt is not the present one any more."""
+        """Call `operation` for every message, in batches; return those whose receipt is no longer current."""
         what = "acknowledged on" if operation == "delete_message" else "extended or given back on"
 
         async def settle(batch: list[Entry]) -> list[int]:

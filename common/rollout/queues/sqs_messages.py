@@ -1,6 +1,6 @@
-"""Messages as SQS carries them: text of some characters only, with at most ten attributes.
+"""Messages in SQS: text of a restricted character set with at most ten attributes.
 
-What is not such text travels as base64, told by the attribute `rollout.encoding`. Source of all limits:
+Other bodies are sent as base64, marked by the attribute `rollout.encoding`. Source of all limits:
 https://docs.aws.amazon.com/AWSSimpleQueueService/latest/APIReference/API_SendMessage.html
 """
 
@@ -20,7 +20,8 @@ from rollout.queues.port import Message, Outgoing
 ENCODING = "rollout.encoding"
 MAX_ATTRIBUTES = 10
 _EMPTY = "\n"
-"""Base64 of nothing is nothing, which SQS refuses; a line end in base64 means nothing."""
+"""Body of an empty message: SQS rejects an empty string, which is the base64 of nothing; a line break has no meaning
+there."""
 _REFUSED = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _NAME = re.compile(r"(?!aws\.|amazon\.)(?!\.)[A-Za-z0-9_.-]{1,256}(?<!\.)", re.IGNORECASE)
 _ID = re.compile(r"[A-Za-z0-9!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]{1,128}")
@@ -31,11 +32,11 @@ class Encoded:
     body: str
     attributes: Mapping[str, str]
     size: int
-    """Bytes that SQS counts: of the body, and of each attribute its name, type and value."""
+    """Bytes that SQS counts: the body, and the name, type and value of each attribute."""
 
 
 def encode(message: Outgoing, *, fifo: bool, index: int = 0) -> Encoded:
-    """InputError with `index`: attributes that SQS does not take."""
+    """Encode a message. Raises InputError with `index` if it has attributes that SQS rejects."""
     attributes = dict(message.attributes) if fifo else message.all_attributes
     body = _as_text(message.body)
     if body is None or ENCODING in attributes:
@@ -49,7 +50,7 @@ def encode(message: Outgoing, *, fifo: bool, index: int = 0) -> Encoded:
 
 
 def decode(raw: Mapping[str, Any]) -> Message:
-    """A message of `ReceiveMessage`. One that is marked as base64 and is not keeps its body as it is, with the mark."""
+    """Decode a message of `ReceiveMessage`. One that is marked as base64 but is not keeps its body and the mark."""
     told: Mapping[str, str] = raw.get("Attributes") or {}
     given: Mapping[str, Mapping[str, Any]] = raw.get("MessageAttributes") or {}
     attributes = {name: _value(value) for name, value in given.items()}
@@ -72,7 +73,7 @@ def decode(raw: Mapping[str, Any]) -> Message:
 
 
 def fifo_id(value: str) -> str:
-    """A group's or deduplication id: as it is, or its hash where SQS would not take it."""
+    """Return the id of a group or deduplication, or its hash if SQS would reject it."""
     return value if _ID.fullmatch(value) else hashlib.sha256(value.encode("utf-8", "surrogatepass")).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""What a queue of SQS says of itself: `GetQueueAttributes`, as facts."""
+"""Attributes of an SQS queue (`GetQueueAttributes`) as facts."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any, cast
 from rollout.queues.port import Facts
 
 MAX_HELD_S = 43_200.0
-"""Twelve hours, from receipt on: API_ChangeMessageVisibility."""
+"""Maximum seconds from receipt (twelve hours): API_ChangeMessageVisibility."""
 IN_FLIGHT = 120_000
 FIFO_IN_FLIGHT = 20_000
-"""Beyond it a FIFO queue returns nothing, and says nothing. AWS has raised it since for some queues."""
+"""Messages in flight above which a FIFO queue silently returns nothing. AWS has raised the limit for some queues
+since."""
 OLD_MAX_BYTES = 262_144
-"""What every queue takes; since 2025 it may be 1 MiB."""
+"""Maximum bytes of a message in every queue; since 2025 the limit may be 1 MiB."""
 _DENIED = (
     "sqs:GetQueueAttributes is not allowed: where its dead letters go is not known, and messages are taken to be"
     f" {OLD_MAX_BYTES:,} bytes at most"
@@ -22,7 +23,7 @@ _DENIED = (
 
 
 def facts_of(url: str, attributes: Mapping[str, str] | None) -> Facts:
-    """`attributes`: None where they may not be read."""
+    """Return the facts. `attributes` is None if they may not be read."""
     told = attributes or {}
     fifo = url.endswith(".fifo") or told.get("FifoQueue") == "true"
     policy = _policy(told.get("RedrivePolicy", ""))

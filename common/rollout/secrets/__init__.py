@@ -1,8 +1,8 @@
 """Secrets: read-only, and only those on the allowlist.
 
-One backend, one list. `env` reads the names of `[secrets] allow`; a provider's store those of `[cloud.secrets]
-allowlist` and of `[secrets] allow` together. Which backend: `[secrets] backend`, or, where that is empty, the store of
-`[cloud] provider` as soon as `[cloud.secrets] allowlist` names anything, else `env`.
+One backend, one list. `env` reads the names of `[secrets] allow`; a provider's store reads those of `[cloud.secrets]
+allowlist` and `[secrets] allow` together. The backend is `[secrets] backend`, or, if that is empty, the store of
+`[cloud] provider` if `[cloud.secrets] allowlist` names anything, else `env`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ GROUP = "rollout.secrets"
 
 
 def backend_of(section: SecretsSection, cloud: CloudSection = NO_CLOUD) -> str:
-    """Its name. ConfigError: a provider's, which is not that of [cloud]."""
+    """Return the backend's name. Raises ConfigError for a provider that is not the one of [cloud]."""
     if section.backend in ("aws", "gcp") and section.backend != cloud.provider:
         there = f'it is "{cloud.provider}"' if cloud.provider else "there is none"
         backend = section.backend
@@ -30,7 +30,7 @@ def backend_of(section: SecretsSection, cloud: CloudSection = NO_CLOUD) -> str:
 
 
 def open_secrets(section: SecretsSection, cloud: CloudSection = NO_CLOUD) -> SecretStore:
-    """The store that `[secrets] backend` names. ConfigError if no installed package provides it."""
+    """Return the store of `[secrets] backend`. Raises ConfigError if no installed package provides it."""
     backend = backend_of(section, cloud)
     factory: Callable[[SecretsSection, CloudSection], SecretStore] = load_adapter(GROUP, backend, "[secrets] backend")
     return factory(section, cloud)

@@ -11,13 +11,14 @@ from rollout.model.errors import ConfigError, InputError, NotFoundError, Unavail
 from rollout.secrets.cloud import CloudSecretStore
 
 BUDGET_S = 15.0
-"""For all tries of one read. A process waits for its secrets before it starts."""
+"""Seconds for all attempts at one read; a process waits for its secrets before it starts."""
 NAMING = "letters, digits and /_+=.@- , or the ARN of a secret; NAME#KEY for a key of a JSON object"
 _NAME = r"[A-Za-z0-9/_+=.@-]{1,512}|arn:[a-z-]+:secretsmanager:[a-z0-9-]+:\d{12}:secret:[A-Za-z0-9/_+=.@-]+"
 
 
 def open_store(section: SecretsSection, cloud: CloudSection) -> CloudSecretStore:
-    """ConfigError: the list names what cannot be a secret, or the SDK is not installed (at the first read)."""
+    """Return the store. Raises ConfigError if the list has an invalid name, or the SDK is missing (at the first
+    read)."""
     aws = Aws(cloud)
 
     async def read(name: str) -> bytes:

@@ -1,7 +1,7 @@
-"""A provider's secrets: by allowlist, kept in memory for a while, each read once however many ask for it.
+"""Secrets of a provider: by allowlist, cached in memory for a while, each read once however many callers ask.
 
-While the service is away, or this machine's credentials have run out, a value that was read before is given on for
-`STALE_S` beyond its time: a worker goes on through an outage. One that was deleted or forbidden meanwhile is not.
+While the service is away or this machine's credentials have expired, a value that was read before is returned for up to
+`STALE_S` beyond its time, so a worker survives an outage. A value that was deleted or forbidden is not returned.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ log = structlog.get_logger()
 
 STALE_S = 3600.0
 JITTER = 0.1
-"""A value's time is up to this part shorter, so that workers that started together do not ask together."""
+"""Maximum share by which a value's lifetime is shortened, so that workers that started together do not ask together."""
 RETRY_S = 5.0
-"""While the service is away it is asked no more often."""
+"""Minimum seconds between reads while the service is away."""
 
 Read = Callable[[str], Awaitable[bytes]]
-"""The bytes of a secret's current version. RolloutError, retryable where it may be read later."""
+"""Function that returns the bytes of a secret's current version. Raises RolloutError, retryable if a later read may
+work."""
 
 
 @dataclass(slots=True)
@@ -40,7 +41,8 @@ class _Kept:
 
 
 class CloudSecretStore:
-    """`accepts`: whether the provider allows such a name; `naming`: what it allows, for people."""
+    """Store of a provider. `accepts` tests whether the provider allows a name; `naming` describes the rule for
+    people."""
 
     def __init__(
         self,
@@ -111,7 +113,7 @@ class CloudSecretStore:
 
 
 def _is_gone(error: RolloutError) -> bool:
-    """The service says that this secret is not to be had, not that it is busy, or that it does not know who asks."""
+    """Return whether the service denies this secret, rather than being busy or rejecting the caller's credentials."""
     return error.context.get("failure", "" if error.retryable else "denied") in ("denied", "missing")
 
 
@@ -136,7 +138,7 @@ def _allowed(names: list[str], accepts: Callable[[str], bool], naming: str) -> d
 
 
 def _text(name: str, key: str, value: bytes) -> str:
-    """Of `key` in a JSON object where one is named; without one newline at the end, which `echo` leaves there."""
+    """Return the value of `key` in a JSON object, or the whole value without the newline that `echo` appends."""
     try:
         text = value.decode()
     except UnicodeDecodeError:

@@ -20,7 +20,7 @@ def open_store(section: SecretsSection, cloud: CloudSection) -> EnvSecretStore:
 
 
 class EnvSecretStore:
-    """Reads the environment at each call, so that a variable provisioned later is found."""
+    """Store that reads the environment at each call, so that a variable provisioned later is found."""
 
     def __init__(self, allow: Iterable[str], environ: Mapping[str, str] | None = None) -> None:
         self._allow = frozenset(allow)
@@ -44,4 +44,4 @@ class EnvSecretStore:
         return value
 
     async def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing: there is nothing to close."""

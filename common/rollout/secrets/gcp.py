@@ -1,5 +1,5 @@
-"""Secrets of Google Secret Manager: the latest version, or the one that is named, by
-`projects.secrets.versions.access` (https://cloud.google.com/secret-manager/docs/reference/rest)."""
+"""Secrets of Google Secret Manager: the latest version or a named one, read with `projects.secrets.versions.access`
+(https://cloud.google.com/secret-manager/docs/reference/rest)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rollout.model.errors import NotFoundError, RolloutError, UnavailableError
 from rollout.secrets.cloud import CloudSecretStore
 
 BUDGET_S = 15.0
-"""For all tries of one read. A process waits for its secrets before it starts."""
+"""Seconds for all attempts at one read; a process waits for its secrets before it starts."""
 NAMING = (
     "letters, digits, _ and - , with /versions/N for one version, and projects/PROJECT/secrets/ before it for another "
     "project; NAME#KEY for a key of a JSON object"
@@ -26,7 +26,8 @@ _NAME = re.compile(
 
 
 def open_store(section: SecretsSection, cloud: CloudSection) -> CloudSecretStore:
-    """ConfigError: the list names what cannot be a secret, or the SDK is not installed (at the first read)."""
+    """Return the store. Raises ConfigError if the list has an invalid name, or the SDK is missing (at the first
+    read)."""
     gcp = Gcp(cloud)
 
     async def read(name: str) -> bytes:

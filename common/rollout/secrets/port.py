@@ -1,4 +1,4 @@
-"""Read-only, allowlisted secrets."""
+"""Port of read-only, allowlisted secrets."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ class SecretStore(Protocol):
         ...
 
     async def get(self, name: str) -> str:
-        """ConfigError: not on the allowlist, or it can never be read so. SecretUnsetError: nobody has set it, which
-        may be as intended. UnavailableError: it may be read later. No error quotes a value."""
+        """Return a secret's value.
+
+        Raises ConfigError if the name is not on the allowlist or can never be read, SecretUnsetError if nobody has set
+        it, which may be intended, and UnavailableError if it may be read later. No error quotes a value.
+        """
         ...
 
     async def close(self) -> None: ...
