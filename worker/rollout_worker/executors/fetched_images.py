@@ -1,4 +1,4 @@
-"""Images on web servers that rows name, where [input] allow_http_images lets workers fetch them."""
+"""Fetches images from web servers for rows, if [input] allow_http_images permits it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _AGAIN = (408, 425, 429)
 
 
 def fetched(url: str) -> str:
-    """The image as a data: URL. Blocking. AttemptError: retryable where the server may have it later."""
+    """Return the image as a data: URL. Blocking. Raises AttemptError, retryable if the server may have it later."""
     try:
         with urlopen(Request(url, headers={"User-Agent": "rollout"}), timeout=TIMEOUT_S) as answer:
             data = answer.read(IMAGE_MAX + 1)

@@ -1,4 +1,4 @@
-"""The executor of the `infer` workload: rows to a backend's continuous batch and back."""
+"""Executor of the `infer` workload: feeds rows to a backend's continuous batch and returns their results."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from rollout_worker.executors.trees import locate_adapters, locate_model
 
 _log = structlog.get_logger()
 ENGINE_WAITS = "engine_waits"
-"""Code of what rows wait for that their engine needs from outside, such as its server."""
+"""Cause code of rows whose engine waits for something external, such as its server."""
 
 
 class InferExecutor:
@@ -53,7 +53,8 @@ class InferExecutor:
 
     @property
     def ahead(self) -> int:
-        """A whole batch: where all rows are of one length they end in one step, and the next must be there."""
+        """Rows to hold ahead: a whole batch, because rows of equal length end in one step and the next must be
+        there."""
         return self.concurrency
 
     @classmethod
@@ -79,7 +80,7 @@ class InferExecutor:
         return 0 if wanted == "auto" else int(wanted)
 
     async def start(self, run: Run, context: Context) -> None:
-        """Bring the model here and load it. AttemptError (not retryable) says what is missing."""
+        """Fetch the model and load it. Raises AttemptError (not retryable), which says what is missing."""
         backend = dict(run.config["backend"])
         kind = str(backend.pop("kind"))
         model, tokenizer = await locate_model(run.config["model"], context)

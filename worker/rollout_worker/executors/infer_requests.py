@@ -1,4 +1,4 @@
-"""What a row or a request of a gateway is to an engine, and what an engine's answer is to it."""
+"""Conversion of a row, or a gateway's request, to engine requests, and of the engine's answer to a result."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rollout_worker.executors.fetched_images import fetched
 
 
 async def with_all_images(request: RowRequest, files: dict[str, str], *, fetch: bool) -> RowRequest:
-    """With a data: URL in the place of each image that is among `files`, or on a web server (`fetch`). AttemptError."""
+    """Replace each image that is among `files`, or on a web server (`fetch`), by a data: URL. Raises AttemptError."""
     urls = request.images
     if not urls:
         return request
@@ -37,7 +37,8 @@ async def with_all_images(request: RowRequest, files: dict[str, str], *, fetch: 
 def engine_requests(
     request: RowRequest, name: str, seed: int, *, adapter: str = "", waits: Callable[[str], None]
 ) -> list[Request]:
-    """One, or one of each prompt. `name` becomes their `request_id`: an engine never sees one twice."""
+    """Return one engine request, or one per prompt. `name` becomes the `request_id`, which an engine never sees
+    twice."""
     sampling = to_sampling(request.sampling, seed)
     if request.tools is not None and request.tools.choice == "auto":
         sampling = replace(sampling, skip_special=False)  # some models mark calls by special tokens
@@ -71,7 +72,7 @@ def _part(request: Request, at: int) -> Request:
 
 
 async def answer(backend: Backend, requests: list[Request]) -> Completion:
-    """The completions of all, as one, in their order. When one fails, the others are cancelled."""
+    """Return the completions of all requests as one, in order. When one fails, the others are cancelled."""
     if len(requests) == 1:
         return await backend.generate(requests[0])
     tasks = [asyncio.ensure_future(backend.generate(request)) for request in requests]
@@ -86,8 +87,8 @@ async def answer(backend: Backend, requests: list[Request]) -> Completion:
 
 
 def read_answers(completion: Completion, request: RowRequest, find: FindCalls | None = None) -> None:
-    """Part reasoning and calls of tools from the text of a chat's answers. A server that was sent the row's body has
-    done so."""
+    """Split reasoning and tool calls from the text of a chat's answers. A server that was sent the row's body has
+    already done so."""
     if request.messages is None:
         return
     tools = request.tools
@@ -99,7 +100,7 @@ def read_answers(completion: Completion, request: RowRequest, find: FindCalls | 
 
 
 def has_reasoning(request: RowRequest) -> bool:
-    """Whether reasoning is parted from its answers, where there is some: a form leaves no room for it."""
+    """Return whether reasoning is split from the answers; a structured form leaves no room for it."""
     return all(getattr(request.sampling, key) is None for key in STRUCTURE)
 
 
@@ -155,11 +156,11 @@ def row_result(completion: Completion, tag: str = "") -> RowResult:
 
 
 UNLIKELY = -9999.0
-"""In place of the logarithm of 0, for which JSON has no number: as OpenAI's interface has it."""
+"""Replacement for the logarithm of 0, which JSON cannot express, as in OpenAI's API."""
 
 
 def finite(logprobs: list[JsonObject] | None) -> list[JsonObject] | None:
-    """The same, with numbers that JSON has."""
+    """Return the logprobs with numbers that JSON can express."""
     for token in logprobs or ():
         for one in (token, *token["top"]):
             if not math.isfinite(one["logprob"]):

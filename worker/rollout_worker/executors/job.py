@@ -1,4 +1,5 @@
-"""The executor of trials. Its parts are imported once a run has some: each worker imports this module at its start."""
+"""Executor of trials. Its parts are imported when a run has trials, because each worker imports this module at its
+start."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ class JobExecutor:
 
     @classmethod
     def engine_key(cls, run: Run) -> str:
-        """A run has its process to itself: it holds what the run's trials may know."""
+        """Return a key per run, because the process holds secrets that the run's trials may know."""
         return blake3(canonical(["job", run.run_id])).hexdigest()[:32]
 
     @classmethod

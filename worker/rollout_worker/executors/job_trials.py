@@ -1,4 +1,4 @@
-"""The executor of the `job` workload: trials, many at once, in sandboxes of one provider."""
+"""Executor of the `job` workload: many concurrent trials in sandboxes of one provider."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _log = structlog.get_logger()
 
 CANCEL_S = 10.0
 MARK = "\x1e"
-"""As `processes.output` reads it: what follows on this stream was printed by the attempt that is named."""
+"""Mark that `processes.output` reads: what follows on this stream was printed by the named attempt."""
 
 
 class JobTrials:
@@ -68,7 +68,7 @@ class JobTrials:
         return self._job.n_concurrent_trials if self._job else 1
 
     async def start(self, run: Run, context: Context) -> None:
-        """Open the provider, which reaps what a killed process left."""
+        """Open the provider, which removes what a killed process left."""
         self._job = job = JobConfig.model_validate(run.config["job"])
         self._places = asyncio.Semaphore(job.n_concurrent_trials)
         state = await _state_directory(run, context)
@@ -149,7 +149,7 @@ class JobTrials:
     def _told_to_engine(
         self, record: TrialRecord, is_valid: bool, attempt: Attempt, trial: Trial, files: bytes
     ) -> Done:
-        """AttemptError: the trial has no valid reward."""
+        """Return the result of a trial. Raises AttemptError if it has no valid reward."""
         assert self._job is not None
         tokens = record.usage.n_input_tokens + record.usage.n_output_tokens
         micro_dollars = round(record.result.cost * 1e6)
@@ -222,7 +222,7 @@ class JobTrials:
         )
 
     async def _task(self, spec: TrialSpec, section: AgentSection, context: Context) -> Task:
-        """Its directory is shared with every process of the host. AttemptError: it is none that can be run."""
+        """Return the task, whose directory all processes of the host share. Raises AttemptError if it cannot be run."""
         assert self._job is not None
         key = (spec.checksum, spec.dataset, spec.task, spec.dialect, section.name)
         if key not in self._tasks:
@@ -271,7 +271,7 @@ class JobTrials:
         await asyncio.to_thread(unpack, await context.object_path(files), directory, files)
 
     async def _store(self, told: Told, context: Context) -> bytes:
-        """The object of everything large."""
+        """Store everything large as one object."""
         await asyncio.to_thread(_hide_names, told)
         archive = told.files.with_name("files.tar")
         await with_room(
@@ -282,14 +282,14 @@ class JobTrials:
 
 
 def _hide_names(told: Told) -> None:
-    """Once nobody looks for files by the names that the agent gave them."""
+    """Mask secrets in file names, once nothing looks for files by the names that the agent gave them."""
     told.masks.names(told.files)
     for manifest in told.files.glob(f"**/{ARTIFACTS}/{MANIFEST}"):
         told.masks.file(manifest)
 
 
 def _agent(told: Told) -> Agent:
-    """TrialFault."""
+    """Return the agent. Raises TrialFault."""
     section = told.section
     if section.name == ORACLE and not section.own:
         return Oracle(told.task.dialect.solution_mount, told.environs.solution)
@@ -297,7 +297,7 @@ def _agent(told: Told) -> Agent:
 
 
 class NoEngine:
-    """Of a job whose file has no engine."""
+    """Engine of a job whose file names none."""
 
     async def ask(self, messages: Sequence[Mapping[str, Any]], **sampling: Any) -> Reply:
         raise TrialFault("agent_model_not_found", "the agent asks for an engine, and the job file has no key engine")
@@ -328,8 +328,11 @@ def _printer(attempt: Attempt):
 
 
 async def _state_directory(run: Run, context: Context) -> Path:
-    """Where sandboxes of this host are claimed: one directory for all processes and runs, so that they share its room,
-    and whoever starts next reaps what a killed one left."""
+    """Return the directory where this host's sandboxes are claimed.
+
+    All processes and runs share it, so that they share the host's capacity and a new process removes what a killed one
+    left.
+    """
     known = list(run.config.get("trees", {}).values())
     if not known:
         return context.scratch / "sandboxes"

@@ -1,8 +1,8 @@
-"""The executor of the `map` workload: a row to the user's function and back.
+"""Executor of the `map` workload: passes rows to the user's function and returns its results.
 
-The function runs in a process of its own (map_process.py), which this one starts, feeds and ends. So a row that
-crashes, hangs or exits costs itself and the start of another such process, and this executor can say exactly which row
-it was, by what signal, where it hung and what it printed last. The worker sees none of it.
+The function runs in its own process (map_process.py), which this executor starts, feeds and ends. A row that crashes,
+hangs or exits therefore costs only itself and the start of another process, and the executor can say which row it was,
+by which signal, where it hung and what it printed last. The worker daemon is not affected.
 """
 
 from __future__ import annotations
@@ -47,35 +47,36 @@ from rollout_worker.left_out import MARK, marks
 
 AHEAD = 64
 WINDOW_S = 0.02
-"""The process has about as much work in its queue, so that it never waits for a row. What it has not begun can be taken
+"""Seconds of work in the process's queue, so that it never waits for a row. Rows that it has not begun can be taken
 back."""
 REST_S = 0.005
-"""While it has more than that in its queue, its results are read in one go: a turn of the loop each costs more than
-all the rest."""
+"""Seconds between reads of results while the queue holds more than that; one event-loop turn per result would dominate
+the cost."""
 INLINE_ROW = 16 << 10
-"""Larger rows go by way of a file: a datagram has to fit the socket's buffer."""
+"""Bytes above which a row travels in a file, because a datagram must fit the socket's buffer."""
 FRAME_MAX = 128 << 20
 STARTS_MAX = 3
-"""Failed starts in a row of a function that was loaded before, until a row is told."""
+"""Number of consecutive failed starts of a function that was loaded before, until a row fails for it."""
 LOAD_FAILED = "load_failed"
 CAUSE_MAX, FRAMES_MAX = 1200, 700
-"""Characters of why the function cannot be loaded, and of where: what a worker tells of a cause has 2,000."""
+"""Maximum characters of why the function cannot be loaded, and of its frames; a worker reports 2,000 per cause."""
 RESTART_PAUSE_S, RESTART_PAUSE_MAX_S = 0.5, 10.0
 DUMP_WAIT_S = 1.0
 HELD_S, CANCEL_WAIT_S = 4.0, 2.0
-"""An event loop that does not answer for so long is ended: for a row over its time limit, for one that is cancelled."""
+"""Seconds without an answer after which an event loop is ended: for a row over its time limit, and for a cancelled
+one."""
 DUMP_MAX = 64 << 10
 CUT_OFF_S = 0.3
-"""A process that ends loses its sockets first."""
+"""Seconds between the loss of a process's sockets and its end."""
 DRAIN_S = 0.2
 MESSAGE_MAX, TRACEBACK_MAX = 1200, 2600
-"""Together with the type below the limit of an error on the wire, 4096."""
+"""Maximum characters, which with the type stay below the limit of an error on the wire, 4096."""
 OUTPUT_BURST, OUTPUT_PER_S = 256 << 10, 16 << 10
 
 
 Frames = Callable[[int, bytes], None]
 Ended = Callable[["UserProcess", int, str], None]
-"""(the process, its exit code as of subprocess, what it printed last)"""
+"""Function called with the process, its exit code as in subprocess, and its last output."""
 
 
 class MapExecutor:
@@ -87,12 +88,12 @@ class MapExecutor:
 
     @property
     def concurrency(self) -> int:
-        """Rows at once in a process."""
+        """Number of concurrent rows in a process."""
         return self._host.at_once if self._host is not None else 1
 
     @classmethod
     def engine_key(cls, run: Run) -> str:
-        """Runs of one function of one code directory share a process."""
+        """Return a key that runs of one function in one code directory share, so that they share a process."""
         return blake3(canonical([run.config.get("code"), _called(run)])).hexdigest()[:32]
 
     @classmethod
@@ -100,7 +101,7 @@ class MapExecutor:
         return {}
 
     async def start(self, run: Run, context: Context) -> None:
-        """Bring the code here and load the function. AttemptError says why it cannot be loaded, and where that is."""
+        """Fetch the code and load the function. Raises AttemptError, which says why and where it cannot be loaded."""
         root, pycache = "", ""
         manifest = run.config.get("code", {}).get("manifest")
         if manifest:
@@ -117,7 +118,7 @@ class MapExecutor:
         return await self._host.run(job)
 
     def take_back(self, keys: Iterable[Key]) -> list[Key]:
-        """Those of `keys` that the function has not begun, and will not."""
+        """Take back and return those of `keys` that the function has not begun."""
         return self._host.take_back(keys) if self._host is not None else []
 
     async def close(self) -> None:
@@ -126,8 +127,8 @@ class MapExecutor:
 
 
 def _called(run: Run) -> JsonObject:
-    """What a process of `run` calls, with how many rows at once (0: as many as suit the function), and `most` in all
-    (0: no limit)."""
+    """Return what a process of `run` calls, the number of concurrent rows (0: what suits the function), and `most` rows
+    in all (0: unlimited)."""
     config = run.config
     of_run = config.get("run", {})
     return {
@@ -139,7 +140,7 @@ def _called(run: Run) -> JsonObject:
 
 
 class Job:
-    """A row on its way: it waits here, then in the process's queue, then runs."""
+    """A row in progress: it waits here, then in the process's queue, then runs."""
 
     __slots__ = ("attempt", "begun", "done", "key", "number", "over", "payload", "timed_out", "timeout_s", "timer")
 
@@ -156,7 +157,7 @@ class Job:
         self.done: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
 
     def left(self) -> None:
-        """The process has it no more."""
+        """Record that the process no longer has the row."""
         self.begun = 0.0
         if self.timer is not None:
             self.timer.cancel()
@@ -171,11 +172,11 @@ class Job:
 
 _MARK_LINE = re.compile(MARK + rb"\d{0,18}\n")
 JOBS_KNOWN = 1024
-"""Rows whose output may still come; many more than the process is given ahead."""
+"""Number of rows whose output may still come; far more than the process is given ahead."""
 
 
 class Output(BoundedLines):
-    """What the function prints: passed on to the worker's log as far as that is meant for people, and its end kept."""
+    """Output of the function: forwarded to the worker's log as far as it is meant for people; its end is kept."""
 
     def __init__(self, file: int) -> None:
         super().__init__(
@@ -192,12 +193,12 @@ class Output(BoundedLines):
         self._unwritten = bytearray()
 
     def expect(self, job: Job) -> None:
-        """What it prints may come from now on."""
+        """Expect output of a row from now on."""
         self._jobs[job.number] = job
         self._jobs.pop(job.number - JOBS_KNOWN, None)
 
     def named(self, name: bytes) -> bytes:
-        """The row as the daemon knows it."""
+        """Return the row's name that the daemon knows."""
         job = self._jobs.get(int(name)) if name.isdigit() else None
         return b"%d.%d.%d" % (job.key.log, job.key.seq, job.attempt) if job is not None else b""
 
@@ -226,15 +227,15 @@ class Output(BoundedLines):
         self._unwritten.clear()
 
     def text(self) -> str:
-        """What it printed last."""
+        """Return the last output."""
         return _MARK_LINE.sub(b"", self.last_words).decode("utf-8", "replace").strip()
 
 
 class Host:
-    """Keeps one process that runs the function, and what it has been given: of that, the first `at_once` run."""
+    """Keeps one process that runs the function, and the rows it was given, of which the first `at_once` run."""
 
     def __init__(self, init: JsonObject, scratch: Path) -> None:
-        """`init`: what a process is to call, and where its code is."""
+        """Start processes with `init`: what to call, and where its code is."""
         self.at_once = 1  # known once the function was loaded
         self._init = init
         self._root: str = init["root"]
@@ -253,7 +254,7 @@ class Host:
         self._closed = False
 
     async def start(self) -> None:
-        """AttemptError where the function cannot be loaded."""
+        """Load the function. Raises AttemptError if that fails."""
         failure = await self._launch()
         if failure is not None:
             raise unloadable(self._init["target"], failure)
@@ -269,14 +270,15 @@ class Host:
             raise
 
     async def _cancel(self, job: Job, process: UserProcess) -> None:
-        """Returns when it runs no more."""
+        """Cancel a row and wait until it no longer runs."""
         if self.at_once > 1 and await self._cancel_beside(job, process, CANCEL_WAIT_S):
             return
         process.ended_for = job
         await process.end_now()
 
     def take_back(self, keys: Iterable[Key]) -> list[Key]:
-        """They are cancelled a moment later: until then no result may send them to the process again."""
+        """Take back rows. They are cancelled a moment later; until then no result may send them to the process
+        again."""
         self._recall()
         waiting = {job.key: job for job in self._waiting}
         taken = {key: waiting[key] for key in keys if key in waiting}
@@ -319,12 +321,12 @@ class Host:
                 self._begin(job)
 
     def _left(self, running: UserProcess) -> int:
-        """Rows that it may still be given."""
+        """Return the number of rows that the process may still be given."""
         most: int = self._init["most"]
         return most - running.given if most else sys.maxsize
 
     async def _renew(self, worn: UserProcess) -> None:
-        """It has had its rows; the next one starts when there is something for it."""
+        """Replace a process that has run its maximum of rows; the next one starts when there is a row for it."""
         worn.loaded = False
         await worn.end()
         if self._process is worn:
@@ -337,7 +339,7 @@ class Host:
         task.add_done_callback(self._tasks.discard)
 
     def _rest(self) -> float:
-        """How long the results may wait to be read."""
+        """Return how long the results may wait to be read."""
         lasts = len(self._sent) * self._mean_s / self.at_once
         return REST_S if lasts > 2 * REST_S and self._mean_s < REST_S * self.at_once else 0.0
 
@@ -347,7 +349,7 @@ class Host:
             job.timer = asyncio.get_running_loop().call_later(job.timeout_s, self._timed_out, job)
 
     def _recall(self) -> None:
-        """What the process has not begun comes back, in order."""
+        """Take back, in order, what the process has not begun."""
         if self._process is None or len(self._sent) <= self.at_once:
             return
         unread = self._process.take_back()
@@ -412,7 +414,7 @@ class Host:
             self._starting = asyncio.get_running_loop().create_task(self._restart())
 
     async def _launch(self) -> JsonObject | None:
-        """Why the function cannot be loaded; None: there is a process that has loaded it."""
+        """Start a process. Returns why the function cannot be loaded, or None once it is loaded."""
         started = self._process = UserProcess(self._init, self._scratch, self._result, self._ended, self._rest)
         failure = await started.start()
         if failure is not None:
@@ -421,7 +423,8 @@ class Host:
         return failure
 
     async def _restart(self) -> None:
-        """Of a function that was loaded here before: no row is to blame for the first tries, and each gets another."""
+        """Restart a function that was loaded before; no row is to blame for the first failures, and each gets another
+        attempt."""
         try:
             if self._pause_s:
                 await asyncio.sleep(self._pause_s)
@@ -438,7 +441,7 @@ class Host:
             self._pump()
 
     def _ended(self, ended: UserProcess, code: int, said: str) -> None:
-        """A process that was loaded is no more. What it had not begun goes to the next one."""
+        """Handle the end of a loaded process. The next one gets what it had not begun."""
         self._process = None
         begun = [job for job in self._sent.values() if job.begun]
         behind = [job for job in self._sent.values() if not job.begun]
@@ -456,7 +459,7 @@ class Host:
         self._pump()
 
     def _end_together(self, ended: UserProcess, begun: list[Job], code: int, said: str) -> None:
-        """The row that is known to be why fails; what ran beside it was lost."""
+        """Fail the row that is known to be the cause; those that ran beside it are lost."""
         number = ended.held_by or (0 if ended.ended_for is not None else ended.holder())
         cause = next((job for job in begun if job.number == number), None)
         if cause is None and len(begun) == 1 and ended.ended_for is None:
@@ -488,8 +491,8 @@ class Host:
             self._hangs = asyncio.get_running_loop().create_task(self._process.end_hanging())
 
     async def _cut_short(self, job: Job, running: UserProcess) -> None:
-        """Cancel it beside others. Where the event loop does not answer, the row that holds it has to end, and with it
-        the process."""
+        """Cancel a row beside others. If the event loop does not answer, the row that blocks it must end, and the
+        process with it."""
         job.timed_out = True
         if await self._cancel_beside(job, running, DUMP_WAIT_S):
             return
@@ -500,7 +503,7 @@ class Host:
             self._hangs = asyncio.get_running_loop().create_task(running.end_hanging())
 
     async def _cancel_beside(self, job: Job, running: UserProcess, wait_s: float) -> bool:
-        """Whether it ended within that time."""
+        """Cancel a row; return whether it ended within `wait_s` seconds."""
         job.over = job.over or asyncio.Event()
         running.cancel(job.number)
         with contextlib.suppress(TimeoutError):
@@ -543,7 +546,7 @@ class UserProcess:
         self._stopping = False
 
     async def start(self) -> JsonObject | None:
-        """Why the function cannot be loaded; None: it is."""
+        """Start the process. Returns why the function cannot be loaded, or None once it is loaded."""
         read, write = os.pipe()
         try:
             with inherited_socket() as (ours, fd):
@@ -597,17 +600,17 @@ class UserProcess:
             self._on_end(self, code, said)
 
     def holder(self) -> int:
-        """Number of the row that holds the event loop, or did last; 0: none."""
+        """Return the number of the row that blocks the event loop, or did last; 0 for none."""
         if self._dump.closed:
             return self._held_last
         return map_loop.NUMBER.unpack(os.pread(self._dump.fileno(), map_loop.NUMBER.size, 0))[0]
 
     def _dumped(self, begin: int = map_loop.NUMBER.size) -> str:
-        """From `begin` on; it shares the position with its process, and so must not seek."""
+        """Return the dump from `begin` on, without seeking: the process shares the file position."""
         return os.pread(self._dump.fileno(), DUMP_MAX, begin).decode("utf-8", "replace")
 
     async def _end_cut_off(self) -> None:
-        """A process that goes on without its end of the results: the row would wait for ever."""
+        """End a process that continues without its end of the results: its row would wait forever."""
         await self._lost.wait()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._exited.wait(), CUT_OFF_S)
@@ -618,7 +621,7 @@ class UserProcess:
     # ---- rows
 
     def give(self, job: Job) -> bool:
-        """False: its queue is full."""
+        """Give the process a row. Returns False if its queue is full."""
         number, payload = job.number, job.payload
         self._output.expect(job)
         if len(payload) > INLINE_ROW:
@@ -637,11 +640,11 @@ class UserProcess:
         return True
 
     def cancel(self, number: int) -> None:
-        """Of a process that runs several; a row that has ended costs nothing."""
+        """Cancel a row of a process that runs several; it does nothing for a row that has ended."""
         self._results.send(map_loop.CANCEL, map_loop.NUMBER.pack(number))
 
     def take_back(self) -> set[int]:
-        """The rows that it has not read."""
+        """Take back and return the rows that the process has not read."""
         found: set[int] = set()
         while True:
             try:
@@ -655,7 +658,7 @@ class UserProcess:
     # ---- its end
 
     async def end_hanging(self) -> None:
-        """Asks where it is, then kills it."""
+        """Ask the process where it is, then kill it."""
         assert self._child is not None
         self.hung_at = ""
         begin = os.fstat(self._dump.fileno()).st_size
@@ -669,13 +672,13 @@ class UserProcess:
         self.kill()
 
     def kill(self) -> None:
-        """It and all that it has started."""
+        """Kill the process and everything it started."""
         if self._child is None or self._child.code is not None:
             return
         kill_with_descendants(self._child.pid, self._child.kill)
 
     async def end_now(self) -> None:
-        """Returns when it runs no more."""
+        """Kill the process and wait until it has ended."""
         self.kill()
         await self._exited.wait()
 
@@ -686,7 +689,7 @@ class UserProcess:
 
 
 class _Results(Pipe):
-    """The process is the user's: what is no frame of ours ends the reading, and so the process."""
+    """Results of the user's process: anything that is no frame ends the reading, and so the process."""
 
     def __init__(self, on_frame: Frames, on_lost: Callable[[], None], rest: Callable[[], float]) -> None:
         super().__init__(self._checked, on_lost, FRAME_MAX)
@@ -714,7 +717,7 @@ class _Lines(asyncio.Protocol):
 
 
 def _rows_pair() -> tuple[socket.socket, socket.socket]:
-    """Datagrams: a row is read whole by the process, or taken back whole by us."""
+    """Return a pair of datagram sockets: the process reads a row whole, or the executor takes it back whole."""
     kind = socket.SOCK_SEQPACKET if sys.platform == "linux" else socket.SOCK_DGRAM
     ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
     ours.setblocking(False)
@@ -732,7 +735,7 @@ def error_of(failure: JsonObject) -> AttemptError:
 
 
 def unloadable(function: str, failure: JsonObject) -> AttemptError:
-    """Why this worker cannot start: a line, then the user's frames."""
+    """Return the error that says why this worker cannot start: one line, then the user's frames."""
     text = process.shorten(redact_text(f"{function} cannot be loaded: {failure['message']}"), CAUSE_MAX)
     lines = redact_text(failure["traceback"]).splitlines()
     # What stands before and after the frames is said already.
@@ -759,7 +762,8 @@ def timed_out(job: Job, hung_at: str) -> AttemptError:
 
 
 def lost(code: int, said: str, *, of_row: bool) -> LostError:
-    """What is reported of a row that ran in a process beside others. `of_row`: one of the others is known to be why."""
+    """Return the error of a row that ran beside others in a lost process. `of_row` says that another row is the
+    cause."""
     what = "the process that ran it ended for another row" if of_row else "the process that ran it beside others ended"
     failure = death(what, code, said, "")
     return LostError(to_text(failure["type"], process.shorten(redact_text(failure["message"]), MESSAGE_MAX), ""),
@@ -767,7 +771,7 @@ def lost(code: int, said: str, *, of_row: bool) -> LostError:
 
 
 def death(what: str, code: int, said: str, root: str, ran_out: bool = False) -> JsonObject:
-    """`said`: what the process printed last, with the frames that Python writes when it crashes."""
+    """Describe a process's death. `said` is its last output, with the frames that Python writes when it crashes."""
     printed, fatal, dump = said.partition(_FATAL)
     message = f"{what}: {exit_text(code)}"
     if ran_out:
@@ -786,7 +790,7 @@ _NOT_USERS = re.compile(rf'"({re.escape(process.__file__)}|{re.escape(map_loop._
 
 
 def frames_of(dump: str, root: str) -> str:
-    """The user's frames in what faulthandler wrote, innermost first."""
+    """Return the user's frames in faulthandler's output, innermost first."""
     lines = [line for line in dump.splitlines() if line.startswith("  File ") and not _NOT_USERS.search(line)]
     text = "\n".join(lines)
     if root:

@@ -1,8 +1,8 @@
-"""Several rows of an `async def` function at once, in the event loop of its process (map_process.py).
+"""Concurrent rows of an `async def` function in the event loop of its process (map_process.py).
 
-A row is read from the socket when there is a place for it, so what was not begun can still be taken back. The number of
-the row that holds the loop stands in memory that the executor reads: of a process that crashed, or whose loop does not
-answer, that is the row to blame.
+A row is read from the socket when there is a slot for it, so rows that were not begun can still be taken back. The
+number of the row that holds the loop is in memory that the executor reads: if the process crashes or its loop does not
+answer, that row is to blame.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from typing import Any, NoReturn
 from rollout.processes.framing import HEAD
 
 ROW_OF_CONTEXT: ContextVar[int] = ContextVar("row", default=0)
-"""The number of the row that what runs now belongs to, in tasks and threads that the row starts, too."""
+"""Number of the current row, also in tasks and threads that the row starts."""
 NUMBER = struct.Struct("<Q")
-"""Of a row: the body of a frame that cancels it, and what stands at the beginning of the dump."""
+"""Format of a row's number: the body of a cancelling frame, and the first bytes of the dump."""
 CANCEL = 1
-"""The kind of that frame."""
+"""Kind of the frame that cancels a row."""
 _CANCEL_BYTES = HEAD.size + NUMBER.size
 _FRAMES_MAX = 30
 OWN_FILES = frozenset({__file__, os.path.join(os.path.dirname(__file__), "map_process.py")})  # noqa: PTH118, PTH120
 
 
 class Holder:
-    """The row that holds the event loop, in the first bytes of a shared file; 0: none."""
+    """Number of the row that holds the event loop, in the first bytes of a shared file; 0 for none."""
 
     def __init__(self, fd: int) -> None:
         self._memory = mmap.mmap(fd, NUMBER.size)
@@ -42,7 +42,7 @@ class Holder:
 
 
 class Stepped(Coroutine[Any, Any, Any]):
-    """A coroutine that says at each of its steps which row it belongs to."""
+    """Coroutine that records at each of its steps which row it belongs to."""
 
     def __init__(self, inner: Coroutine[Any, Any, Any], number: int, holder: Holder) -> None:
         self.inner = inner
@@ -73,7 +73,7 @@ class Stepped(Coroutine[Any, Any, Any]):
 
 
 def where(task: asyncio.Task[Any]) -> str:
-    """The frames of the user in which `task` waits, innermost first."""
+    """Return the user's frames in which `task` waits, innermost first."""
     coroutine: Any = task.get_coro()
     awaited: Any = coroutine.inner if isinstance(coroutine, Stepped) else coroutine
     lines: list[str] = []
@@ -86,10 +86,10 @@ def where(task: asyncio.Task[Any]) -> str:
 
 
 class Rows:
-    """Reads rows while fewer than `at_once` run, and cancels those whose numbers come by `control`.
+    """Reads rows while fewer than `at_once` run, and cancels those whose numbers arrive on `control`.
 
-    `read` takes a datagram apart: number and payload. `perform` calls the function with the payload and reports the
-    result, but where the row is cancelled: then `cancelled` reports where it was, once it has ended.
+    `read` splits a datagram into number and payload. `perform` calls the function with the payload and reports the
+    result, unless the row is cancelled: then `cancelled` reports where it was, once it has ended.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Rows:
         self._go_on()
 
     def _task(self, loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
-        """What a row starts is the row's."""
+        """Make a task that belongs to the row that starts it."""
         if number := ROW_OF_CONTEXT.get():
             coroutine = Stepped(coroutine, number, self._holder)
         return asyncio.Task(coroutine, loop=loop, **options)
@@ -170,7 +170,7 @@ class Rows:
 
 
 def run(make: Callable[[], object]) -> NoReturn:
-    """`make` gives the `Rows`, in the loop that then runs as long as the process."""
+    """Run the `Rows` that `make` returns in a loop that lives as long as the process."""
 
     async def main() -> None:
         rows = make()

@@ -1,11 +1,11 @@
-"""The process that runs a user's function, row by row: `map_process.py ROWS_FD RESULTS_FD DUMP_FD PARENT`. Of an
-`async def` function it runs several rows at once (map_loop.py).
+"""Process that runs a user's function row by row: `map_process.py ROWS_FD RESULTS_FD DUMP_FD PARENT`.
 
-It has no part in the protocol between worker and coordinator: whatever the function does here (crash, hang, exit, fork,
-print) costs the row that does it, and the executor that started this process (executors/map.py) says so.
+It runs several rows of an `async def` function concurrently (map_loop.py). It takes no part in the protocol between
+worker and coordinator: whatever the function does here (crash, hang, exit, fork, print) costs the row that does it, and
+the executor that started this process (executors/map.py) reports it.
 
-Rows come as datagrams, one each, which the executor can take back while they are unread. Results go as frames: number
-of the row, seconds, body. It imports next to nothing, since it is started anew after every crash.
+Rows come as datagrams, one each, which the executor can take back while they are unread. Results are sent as frames:
+number of the row, seconds, body. The module imports next to nothing, because it starts again after every crash.
 """
 
 from __future__ import annotations
@@ -33,29 +33,30 @@ from rollout.workloads.map.converted import encode_result
 from rollout.workloads.values import a_type, type_name
 
 LOADED, LOAD_FAILED, RESULT, FAILED, CANCELLED = 1, 2, 3, 4, 5
-"""Kinds of frames to the executor. What it sends back cancels a row: map_loop.CANCEL."""
+"""Kinds of frames to the executor, which in turn sends map_loop.CANCEL."""
 AT_ONCE = 32
-"""Rows of an `async def` function that run at once in a process, where the run does not say how many."""
+"""Default number of concurrent rows of an `async def` function in a process."""
 INLINE, FILE = b"R", b"F"
 ROW = struct.Struct("<cQ")
 NUMBER = struct.Struct("<Qd")
 
 MARK = b"\x1e"
-"""Begins a line of its own in the output, `MARK number`: what follows was printed for that row; none: for no row."""
+"""Start of a line of its own in the output, `MARK number`: the following output belongs to that row, or without a
+number to none."""
 UNHEARD_S = 5.0
 _CO_COROUTINE = 0x80
-"""As `inspect` has it, whose import would cost every process ten milliseconds."""
+"""Flag of `inspect`, whose import would cost every process ten milliseconds."""
 TEXT_MAX = 64 << 10
-"""Of a message, and of a traceback. The executor masks secrets, then shortens them more."""
+"""Maximum characters of a message or a traceback. The executor masks secrets and then shortens further."""
 
 
 _FAULTS_OF_CODE = (LookupError, NameError, AttributeError, TypeError, ImportError, AssertionError)
-"""What an `__init__` raises for itself or for a variable that is not set, and would raise again; what it raises for
-a server that does not answer may pass."""
+"""Errors of an `__init__` that concern its own code or an unset variable and would recur; an error about a server that
+does not answer may pass."""
 
 
 class Unloadable(Exception):
-    """The function cannot be had here; `permanent`: nor would another try help."""
+    """The function cannot be loaded here; `permanent` says that a retry would not help."""
 
     def __init__(self, failure: dict[str, Any], *, permanent: bool) -> None:
         super().__init__(failure["message"])
@@ -69,7 +70,7 @@ _OWN = frozenset({__name__, importlib.__name__, "rollout_worker.rewards", "rollo
 
 
 def own_frames_off(tb: TracebackType | None) -> TracebackType | None:
-    """From the first frame that is the user's."""
+    """Return the traceback from the first frame that is the user's."""
     while tb is not None:
         file, module = tb.tb_frame.f_code.co_filename, tb.tb_frame.f_globals.get("__name__")
         if module not in _OWN and not file.startswith("<frozen importlib"):
@@ -85,7 +86,7 @@ def shorten(text: str, limit: int) -> str:
 
 
 def describe(error: BaseException, root: str) -> dict[str, Any]:
-    """Type, message and the user's part of the traceback, with paths as they are in the code directory."""
+    """Return type, message and the user's part of the traceback, with paths as in the code directory."""
     told = traceback.TracebackException(type(error), error, own_frames_off(error.__traceback__), compact=True)
     try:
         message = str(error)
@@ -107,12 +108,14 @@ def describe(error: BaseException, root: str) -> dict[str, Any]:
 
 
 Arguments = dict[str, Any]
-"""`before` the row, `args` after it, `kwargs`: JSON values, where there are any."""
+"""Optional JSON values: `before` the row, `args` after it, `kwargs`."""
 
 
 def load(target: str, root: str, arguments: Arguments) -> tuple[Callable[..., Any], Arguments]:
-    """What `target` names, and its arguments beside the row: a function, or an instance of a class, made here with the
-    arguments, which has none. Unloadable."""
+    """Return what `target` names and its arguments beside the row.
+
+    It is a function, or an instance of a class made here with the arguments, which then takes none. Raises Unloadable.
+    """
     module_name, _, name = target.partition(":")
     try:
         found: Any = importlib.import_module(module_name)
@@ -161,14 +164,14 @@ def _plain(kind: str, message: str) -> dict[str, Any]:
 
 
 def is_async(function: Callable[[Any], Any]) -> bool:
-    """Whether several of its calls can run at once in one event loop."""
+    """Return whether several calls can run concurrently in one event loop."""
     method = getattr(type(function), "__call__", None) if not hasattr(function, "__code__") else function  # noqa: B004
     code: Any = getattr(method, "__code__", None)
     return code is not None and bool(code.co_flags & _CO_COROUTINE)
 
 
 def with_arguments(function: Callable[..., Any], arguments: Arguments) -> Callable[[Any], Any]:
-    """Of a row alone."""
+    """Return a function of the row alone."""
     if not arguments:
         return function
     before, after, named = (arguments.get(name, ()) for name in ("before", "args", "kwargs"))
@@ -176,7 +179,8 @@ def with_arguments(function: Callable[..., Any], arguments: Arguments) -> Callab
 
 
 def rows_at_once(function: Callable[[Any], Any], target: str, asked: int) -> int:
-    """`asked`: 0 where the run does not say. Unloadable where the function cannot do that."""
+    """Return the number of concurrent rows. `asked` is 0 if the run sets none. Raises Unloadable if the function does
+    not support it."""
     if is_async(function):
         return asked or AT_ONCE
     if asked > 1:
@@ -189,7 +193,7 @@ def rows_at_once(function: Callable[[Any], Any], target: str, asked: int) -> int
 
 
 class Caller:
-    """Calls the function; coroutines run in one event loop that stays, so that sessions made in it do too."""
+    """Calls the function; coroutines run in one lasting event loop, so that sessions made in it last too."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         self._function = function
@@ -215,9 +219,9 @@ class Caller:
 
 
 class Marks:
-    """Says in the output for which row it was printed. A row that prints nothing costs nothing.
+    """Marks in the output for which row it was printed. A row that prints nothing costs nothing.
 
-    What does not go through Python's own streams, as of a program that the function starts, has no row unless the row
+    Output that bypasses Python's own streams, such as that of a program the function starts, has no row unless the row
     has printed before.
     """
 
@@ -309,7 +313,7 @@ class Process:
             self._row(call, number, payload)
 
     def _read(self, message: bytes) -> tuple[int, bytes]:
-        """The number of a row, and its JSON."""
+        """Return the number of a row, and its JSON."""
         how, number = ROW.unpack_from(message)
         if how == INLINE:
             return number, message[ROW.size :]
@@ -379,7 +383,7 @@ class Process:
         return failure
 
     def _only_parent(self, error: BaseException | None) -> None:
-        """A fork that the function made and that comes back out of it ends here: it must not answer as well."""
+        """End a fork that the function made and that returned from it: it must not answer as well."""
         if os.getpid() == self._pid:
             return
         code = error.code if isinstance(error, SystemExit) else int(error is not None)

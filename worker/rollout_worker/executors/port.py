@@ -1,6 +1,6 @@
-"""What an executor is: the code that runs items of one kind, in a child process of the worker daemon.
+"""Port of executors: the code that runs items of one kind, in a child process of the worker daemon.
 
-Third parties register theirs under the entry point group `rollout.executors`. An item names its executor; one that
+Third parties register theirs under the entry point group `rollout.executors`. An item names its executor; an item that
 names none is run by the executor with the name of its run's workload.
 """
 
@@ -17,10 +17,10 @@ from rollout.model.item import HANDED_OVER, Blob, Failure, ItemSpec, Key, NewIte
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The run an attempt belongs to, as the executor `executor` sees it (default: the workload's own).
+    """The run of an attempt as the executor `executor` sees it (default: the workload's own).
 
-    `config` is the run's resolved configuration for the workload's own executor, and the section
-    `config["executors"][NAME]` of it (`{}` where there is none) for an executor of another name.
+    `config` is the run's resolved configuration for the workload's own executor, and its section
+    `config["executors"][NAME]` (`{}` if absent) for an executor of another name.
     """
 
     run_id: str
@@ -34,7 +34,7 @@ class Run:
             object.__setattr__(self, "executor", self.workload)
 
     def seen_by(self, executor: str) -> Run:
-        """This run with what `executor` is told of it. AttemptError where the section is no table."""
+        """Return this run as `executor` sees it. Raises AttemptError if the section is no table."""
         if executor in ("", self.workload):
             return self
         sections: Any = self.config.get("executors", {})
@@ -46,15 +46,15 @@ class Run:
 
 
 DISK_FULL, STORE_AWAY = "disk_full", "store_unavailable"
-"""Codes of what an attempt waits for, and does not fail for."""
+"""Codes of what an attempt waits for without failing."""
 WEIGHTS_GONE = "weights_gone"
-"""Code of what an attempt goes back for, however often: its parent makes it anew when that begins again."""
+"""Code with which an attempt is returned, however often, until its parent restarts and recreates what it needs."""
 RUNS_KEPT = 32
 T = TypeVar("T")
 
 
 def remember(runs: dict[str, T], run_id: str, what: T) -> T:
-    """Keep `what` of a run, and of the newest RUNS_KEPT only: processes outlive the runs they work for.
+    """Keep `what` of a run, for the newest RUNS_KEPT runs only, because processes outlive the runs they work for.
 
     Both ends of a child's pipe forget in the same order, so that each knows what the other still knows.
     """
@@ -66,7 +66,7 @@ def remember(runs: dict[str, T], run_id: str, what: T) -> T:
 
 @dataclass(slots=True)
 class Attempt:
-    """One try at one item. `payload` is resolved: always bytes, never a reference."""
+    """One attempt at one item. `payload` is resolved: always bytes, never a reference."""
 
     key: Key
     attempt: int
@@ -84,7 +84,8 @@ class Attempt:
 
 @dataclass(slots=True)
 class Done:
-    """A finished attempt. `data` is the deterministic part; it becomes an object if it is larger than INLINE_MAX."""
+    """Result of an attempt. `data` is the deterministic part; it is stored as an object if it is larger than
+    INLINE_MAX."""
 
     data: bytes
     units_in: int = 0
@@ -95,20 +96,23 @@ class Done:
 
 
 class UnsuitableError(AttemptError):
-    """This worker cannot run the attempt, though another may: it goes back, costs no try, and people are told why.
+    """This worker cannot run the attempt, though another may: it is returned, costs no try, and the cause is reported.
 
-    `retry`: this worker may be able to by itself, later. When no worker is left that may, the run ends with the cause.
+    `retry` says that this worker may be able to later. When no worker is left that may, the run ends with the cause.
     """
 
 
 class LostError(AttemptError):
-    """The process that ran the attempt ended, with others in it that may be why: a loss, which costs no try; from the
-    second on it runs alone."""
+    """The attempt's process ended, and another attempt in it may be the cause. It is lost, which costs no try; from the
+    second loss on it runs alone."""
 
 
 class HandOverError(AttemptError):
-    """The worker leaves, and the next attempt, elsewhere, may go on from `data` (HANDED_OVER_MAX bytes at most) and the
-    objects `keeps`, which stay for it. It costs no try."""
+    """The worker leaves, and the next attempt may continue elsewhere from `data` and the objects `keeps`. It costs no
+    try.
+
+    `data` has at most HANDED_OVER_MAX bytes; the objects are kept for it.
+    """
 
     def __init__(self, data: bytes = b"", keeps: tuple[bytes, ...] = ()) -> None:
         message = "the worker leaves; what it did so far is handed over"
@@ -124,114 +128,129 @@ class Child:
 
 
 class Replica(Protocol):
-    """An attempt that answers requests of gateways: from `async with` on, to the end of the block.
+    """An attempt that answers requests of gateways, from `async with` to the end of the block.
 
-    A channel is the stream of one gateway. Gateways never reuse one: after it hung up, its number comes no more.
+    A channel is the stream of one gateway. Gateways never reuse the number of a channel.
     """
 
     async def __aenter__(self) -> Replica: ...
 
     async def __aexit__(self, *_: object) -> None:
-        """Every gateway learns that the replica is gone."""
+        """Tell every gateway that the replica is gone."""
         ...
 
     def frames(self) -> AsyncIterator[tuple[int, bytes | None]]:
-        """(channel, message), in order. None: that channel hung up, and nobody waits for its answers. One reader at a
-        time; it does not end by itself."""
+        """Yield (channel, message) in order, without end. Only one reader at a time.
+
+        A message of None means that the channel closed and nobody waits for its answers.
+        """
         ...
 
     def send(self, channel: int, data: bytes) -> None:
-        """Never waits. Dropped where the channel has hung up. InputError: more than 4 MiB."""
+        """Send a message without waiting; it is dropped if the channel has closed. Raises InputError above 4 MiB."""
         ...
 
     def withdraw(self) -> None:
-        """No new requests; those that came may be answered until the end of the block."""
+        """Accept no new requests; those that came may be answered until the end of the block."""
         ...
 
 
 class Context(Protocol):
-    """What an attempt may ask of the worker while it runs."""
+    """Services of the worker for a running attempt."""
 
     @property
     def scratch(self) -> Path:
-        """A directory of the attempt's own, made when first asked for, removed when it ends."""
+        """Directory of the attempt, created at first use, removed when it ends."""
         ...
 
     def progress(self, note: str, **figures: float | str | None) -> None:
-        """How far it is, for people, and the same as figures for programs. Shown, about once a second, and not kept."""
+        """Report progress as text for people and as figures for programs. It is shown about once a second and not
+        stored."""
         ...
 
     def hindered(self, message: str, *, code: str = "") -> None:
-        """The attempt waits until something outside is mended, such as a full disk, and goes on by itself then: people
-        are told of it as of what a worker cannot start. An empty message: no longer."""
+        """Report that the attempt waits until something external is mended, such as a full disk, and then continues by
+        itself.
+
+        It is shown like what a worker cannot start. An empty message ends it.
+        """
         ...
 
     async def spawn(
         self, items: Sequence[NewItem], *, first_ordinal: int = 0, seal: bool = True, keeps: Sequence[bytes] = (),
         lets_go: Sequence[bytes] = (),
     ) -> None:  # fmt: skip
-        """Children of this attempt. Their place is (parent, ordinal): a retried parent finds those already there.
+        """Submit children of this attempt. (parent, ordinal) identifies them: a retried parent finds those already
+        there.
 
-        `keeps`: objects that this attempt has put and that children need: they stay until this item has a result, or
-        `lets_go` names them. What it let go is deleted soon after, unless something else refers to it.
+        `keeps` are objects that this attempt has stored and that children need. They stay until this item has a result
+        or `lets_go` names them; then they are deleted soon, unless something else refers to them.
         """
         ...
 
     def children(self, from_child: int = 0, *, holds_slot: bool = False) -> AsyncIterator[Child]:
-        """Results in ordinal order, as they are committed; the slot is released while waiting, unless the attempt works
-        on meanwhile (`holds_slot`). Ends when sealed."""
+        """Yield results of children in ordinal order, as they are committed, until the children are sealed.
+
+        The slot is released while waiting, unless `holds_slot` says that the attempt works meanwhile.
+        """
         ...
 
     async def put_object(self, data: bytes | Path) -> bytes:
-        """Durable when it returns; the content id (32 bytes)."""
+        """Store an object, durably on return, and return its content id (32 bytes)."""
         ...
 
     async def get_object(self, blob: Blob) -> bytes: ...
 
     async def object_path(self, object_id: bytes) -> Path:
-        """A local file with the object's bytes, from the host's cache."""
+        """Return a local file with the object's bytes, from the host's cache."""
         ...
 
     async def call_plugin(
         self, name: str, method: str, payload: dict[str, Any] | bytes, timeout_s: float = 60.0
     ) -> Any:
-        """What `method` of the worker's plugin `name` returns: a JSON value, or bytes where the plugin gives bytes.
+        """Call `method` of the worker's plugin `name`. Returns a JSON value, or bytes if the plugin returns bytes.
 
-        The time limit counts from when the plugin is free. AttemptError: code `not_found` where this worker has no
-        such plugin (an item says `require_plugin` to be sent where it is), `plugin` for every fault of the plugin's.
+        The timeout starts when the plugin is free. Raises AttemptError with code `not_found` if this worker has no such
+        plugin (an item with `require_plugin` is sent to one that does), and `plugin` for every fault of the plugin.
         """
         ...
 
     def replica(self) -> Replica:
-        """Answer requests of gateways of this run; once per attempt at a time. StateError in an executor's start."""
+        """Answer requests of gateways of this run, as one replica at a time. Raises StateError in an executor's
+        start."""
         ...
 
 
 class Executor(Protocol):
     placement: ClassVar[Literal["engine", "shared", "slot"]]
-    """engine: one child per engine_key, many attempts at once; a worker has few of them, since each holds a model.
-    shared: as engine, but it holds none, and stands beside engines. slot: one attempt at a time in a child from the
-    pool."""
+    """Processes of the executor.
+
+    engine: one child per engine_key, many concurrent attempts; a worker has few of them, because each holds a model.
+    shared: like engine, but without a model, and beside engines. slot: one attempt at a time in a child from the pool.
+    """
 
     @property
     def concurrency(self) -> int:
-        """Attempts at once in one child; known after start(). Credit is about twice this."""
+        """Number of concurrent attempts in one child, known after start(). Credit is about twice this."""
         ...
 
     @classmethod
     def engine_key(cls, run: Run) -> str:
-        """Runs with equal keys share one engine process."""
+        """Return the key; runs with equal keys share one engine process."""
         ...
 
     @classmethod
     def environment(cls, run: Run) -> dict[str, str]:
-        """Variables the child needs before its imports (HF_TOKEN, OMP_NUM_THREADS ...)."""
+        """Return variables that the child needs before its imports (HF_TOKEN, OMP_NUM_THREADS, ...)."""
         ...
 
     async def start(self, run: Run, context: Context) -> None: ...
 
     async def run(self, attempt: Attempt, context: Context) -> Done:
-        """AttemptError: the attempt failed, and it says whether to retry. Cancelled on timeout, cancel and shutdown."""
+        """Run an attempt. It is cancelled on timeout, cancel and shutdown.
+
+        Raises AttemptError if the attempt failed; the error says whether to retry.
+        """
         ...
 
     async def close(self) -> None: ...

@@ -1,7 +1,7 @@
-"""The executor of groups of rollouts: several samples of one prompt, of the version of the policy that the item names.
+"""Executor of rollout groups: several samples of one prompt, from the policy version that the item names.
 
-A process belongs to one run, and its engine holds one version at a time. Groups of that version run side by side; one
-of another waits until they have ended, and groups that come later wait behind it.
+A process belongs to one run, and its engine holds one version at a time. Groups of that version run concurrently; a
+group of another version waits until they have ended, and later groups wait behind it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from rollout_worker.executors.trees import locate_model
 _log = structlog.get_logger()
 
 NOTHING = Weights(-1, "")
-"""The model as its files have it."""
+"""Weights of the model as its files have them."""
 T = TypeVar("T")
 
 
@@ -64,7 +64,7 @@ class RolloutExecutor:
 
     @classmethod
     def engine_key(cls, run: Run) -> str:
-        """A run has its engines to itself: they hold its weights."""
+        """Return a key per run, because engines hold the run's weights."""
         return blake3(f"rollout {run.run_id}".encode()).hexdigest()[:32]
 
     @classmethod
@@ -77,7 +77,7 @@ class RolloutExecutor:
 
     @classmethod
     def shares_devices(cls, run: Run) -> bool:
-        """With the trainer, which waits while samples are drawn."""
+        """Return whether the engine shares devices with the trainer, which waits while samples are drawn."""
         return run.config.get("placement") == "colocated"
 
     async def start(self, run: Run, context: Context) -> None:
@@ -149,7 +149,7 @@ class RolloutExecutor:
 
     @asynccontextmanager
     async def _holding(self, weights: Weights, context: Context) -> AsyncGenerator[PolicyBackend]:
-        """The engine with this version, which it keeps as long as this lasts."""
+        """Hold the engine at this version."""
         async with self._turn:
             engine = self._engine
             if engine is None or weights != self._held:
@@ -164,7 +164,8 @@ class RolloutExecutor:
                 self._idle.set()
 
     async def _switch(self, weights: Weights, context: Context) -> PolicyBackend:
-        """All files are here before the engine is touched, and one that may have taken a part of them is closed."""
+        """Switch the engine to `weights`. All files are fetched first; an engine that may have loaded part of them is
+        closed."""
         manifest = await _fetched(weights, lambda: manifest_of(weights, context), context)
         engine = self._engine
         if self._hashes.keys() - manifest.tensors.keys():
@@ -208,7 +209,7 @@ class RolloutExecutor:
 
 
 async def _fetched(weights: Weights, fetch: Callable[[], Awaitable[T]], context: Context) -> T:
-    """UnsuitableError: they are not in the store."""
+    """Return what `fetch` returns. Raises UnsuitableError if the weights are not in the store."""
     what = f"the weights of version {weights.version}"
     try:
         return await with_room(f"{what} cannot be fetched", fetch, context)
@@ -223,7 +224,7 @@ async def _fetched(weights: Weights, fetch: Callable[[], Awaitable[T]], context:
 
 
 def _request(group: Group, request_id: str, turns: Sequence[Turn] = ()) -> Request:
-    """`turns`: of the samples that are going on; empty: all of the group begin."""
+    """Return the request for a group. `turns` are those of the samples that continue; if empty, all samples begin."""
     sampling = Sampling(
         temperature=group.temperature,
         max_tokens=group.max_tokens,

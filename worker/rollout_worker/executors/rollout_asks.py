@@ -1,4 +1,4 @@
-"""A turn of a conversation that the agent of a trial has with the policy: rendered here, where the template is."""
+"""One turn of a trial's agent with the policy, rendered here because the template is here."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
-"""The user's code that a group needs, rewards and environments: a call is a child of the group's item, of the executor
-`map`.
+"""Calls of the user's code for a group, rewards and environments: each is a child item of the executor `map`.
 
-A try at a group finds there what the try before it asked, and where samples cannot be drawn again to the last bit, that
-may have been something else. So a child has an id by its place alone, and a tag by what was asked, which comes back
-with the result. One with another tag was another try's: the next place is asked. A child that failed has no tag. A try
-ends with it, so among the places of n tries that failed or were lost there are at most n such, and as many are passed
-over. One that was stolen counts for none: what failed then failed for the same prompt.
+A retried group finds the children of the attempt before it, which may have asked something else if samples cannot be
+drawn again to the last bit. A child is therefore identified by its place alone, and has a tag for what was asked, which
+is returned with the result. A child with another tag belongs to another attempt, and the next place is tried. A failed
+child has no tag, but an attempt ends with it. So n attempts that failed or were lost leave at most n failed children,
+and as many are skipped. A stolen attempt does not count: what failed then failed for the same prompt.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from rollout_worker.executors.port import Attempt, Child, Context
 EXECUTOR = "map"
 _LOAD_S = 300.0
 _ATTEMPTS = 3
-"""A function says of an error whether another try may help."""
+"""Attempts of a child; a function's error says whether a retry may help."""
 
 
 class CodeFault(Exception):
-    """What the user's code did wrong, or what kept it from being run."""
+    """The user's code failed, or could not be run."""
 
     def __init__(self, code: str, message: str) -> None:
         told = from_text(code, message)
@@ -40,7 +39,8 @@ class CodeFault(Exception):
 
 
 class Code:
-    """Of one try at a group. `seconds`: that a call may take; `first`: the ordinal of its first. One call at a time."""
+    """Code for one attempt at a group. `seconds` limits a call; `first` is the ordinal of its first. One call at a
+    time."""
 
     def __init__(self, attempt: Attempt, context: Context, seconds: float, *, first: int = 0) -> None:
         self._item = attempt.id
@@ -52,7 +52,7 @@ class Code:
         self._spec = ItemSpec(executor=EXECUTOR, timeout_ms=timeout_ms, max_attempts=_ATTEMPTS)
 
     async def call(self, row: Scoring | Play) -> Any:
-        """The result. CodeFault: there is none."""
+        """Return the result. Raises CodeFault if there is none."""
         tag = blake3(row.encode()).hexdigest()[:32]
         payload = replace(row, tag=tag).encode()
         while True:
@@ -83,8 +83,10 @@ class Code:
 
 
 async def load_code(functions: list[str], environment: str, attempt: Attempt, context: Context) -> None:
-    """AttemptError (`invalid_data`, not retryable) with what keeps them from being imported on a worker. `environment`:
-    empty: there is none."""
+    """Check that a worker can import the functions and the environment (empty for none).
+
+    Raises AttemptError (`invalid_data`, not retryable) with the cause.
+    """
     code = Code(attempt, context, _LOAD_S)
     try:
         if functions:
@@ -96,7 +98,7 @@ async def load_code(functions: list[str], environment: str, attempt: Attempt, co
 
 
 async def score(group: Group, result: GroupResult, code: Code, completions: list[Any] | None = None) -> None:
-    """Put rewards, or what kept them from being found, into `result`. `completions`: other than the samples' text."""
+    """Add rewards to `result`, or why there are none. `completions` replaces the samples' text."""
     if group.scoring is None or not group.scoring.functions:
         return
     row = replace(

@@ -1,5 +1,7 @@
-"""Samples that are trials of a job task: each is a child of the group, of the executor `job`, whose agent asks the
-policy. What it drew is in the trial's record, and so is the reward."""
+"""Samples that are trials of a job task: each is a child item of the executor `job`, whose agent asks the policy.
+
+The trial's record has what was drawn, and the reward.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,11 @@ _ATTEMPTS = 3
 async def trials(
     group: Group, play: TaskPlay, codec: TextCodec, attempt: Attempt, context: Context, again: bool
 ) -> GroupResult:
-    """With rewards. Of a trial that has none, the sample has 0, and `fault` says why; if nothing was drawn in it, there
-    is no sample. `again`: as of `GroupResult`."""
+    """Return a group's samples with rewards.
+
+    If a trial has no reward, its sample has 0 and `fault` says why; if nothing was drawn in it, there is no sample.
+    `again` is that of `GroupResult`.
+    """
     spec = ItemSpec(executor=JOB, max_attempts=_ATTEMPTS, max_worker_lost=attempt.spec.max_worker_lost)
     items: list[NewItem] = []
     for place, seed in enumerate(group.seeds):
@@ -68,8 +73,8 @@ def _policy(group: Group, play: TaskPlay, seed: int, spec: ItemSpec) -> TrialPol
 
 
 def _judged(child: Child) -> tuple[TrialRecord | None, JsonObject]:
-    """The record, and why it has no reward. What an agent can cause is the policy's own doing, and has one; nobody
-    learns from a verifier that does not work."""
+    """Return the record, and why it has no reward. A fault that the agent can cause has a reward, because it is the
+    policy's doing; a broken verifier has none, because nothing can be learned from it."""
     record: TrialRecord | None = None
     try:
         record = TrialRecord.decode(child.data) if child.data else None

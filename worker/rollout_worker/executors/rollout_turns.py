@@ -1,7 +1,7 @@
-"""Samples of several turns: what the policy draws and what an environment answers, by turns.
+"""Samples of several turns between the policy and an environment.
 
-All samples of a group that are not over take their next turn together. What was drawn stays as ids: of an environment's
-answer only the new tokens are added, which nobody learns, and the engine goes on from there.
+All samples of a group that are not finished take their next turn together. Drawn tokens are kept as ids. Only the new
+tokens of an environment's answer are added, which are not trained on, and the engine continues from there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Messages = list[dict[str, Any]]
 
 @dataclass(slots=True)
 class Turn:
-    """`limit`: tokens at most."""
+    """One turn. `limit` is the maximum number of tokens."""
 
     prompt: Sequence[int]
     seed: int
@@ -40,8 +40,8 @@ Draw = Callable[[list[Turn]], Awaitable[list[Choice]]]
 
 @dataclass(slots=True)
 class _Playing:
-    """A sample. `texts`: what the policy said in each turn; `messages`: with what the environment said. `cut`: its last
-    turn has as many tokens as there was room for."""
+    """A sample. `texts` is what the policy said in each turn; `messages` includes the environment's. `cut` says that
+    its last turn used all tokens there was room for."""
 
     sample: Sample
     texts: list[str] = field(default_factory=list[str])
@@ -54,7 +54,7 @@ class _Playing:
 
 @dataclass(slots=True)
 class Game:
-    """A group with an environment. `version`: of the weights that `draw` draws with."""
+    """A group with an environment. `version` is that of the weights with which `draw` samples."""
 
     group: Group
     episode: Episode
@@ -67,7 +67,7 @@ class Game:
     _room: int = 0
 
     async def result(self, again: bool) -> GroupResult:
-        """With rewards, or what kept them from being found. `again`: as of `GroupResult`."""
+        """Return the samples with rewards, or why there are none. `again` is that of `GroupResult`."""
         found = GroupResult([], again=again)
         playing: list[_Playing] = []
         try:
@@ -97,7 +97,7 @@ class Game:
         return isinstance(self.scoring.prompt, list)
 
     async def _reset(self) -> str:
-        """What an environment says at its beginning becomes a part of the prompt. Its trail."""
+        """Reset the environment, whose first message becomes part of the prompt, and return its trail."""
         opening = _Playing(Sample([], [], "stop", self.group.seeds[0], "", []))
         ((said, _),) = await self._answers([opening])
         self._prompt = self._asked(said) if said else list(self.group.prompt)
@@ -158,7 +158,7 @@ class Game:
     # ---- the environment
 
     async def _answers(self, asked: list[_Playing]) -> list[tuple[Any, bool]]:
-        """What each environment says now, and whether it is done. CodeFault: it cannot be had."""
+        """Return each environment's answer and whether it is done. Raises CodeFault if there is none."""
         row = Play(
             self.episode.target, self.scoring.prompt, self.scoring.columns, [one.texts for one in asked],
             [one.over for one in asked], self.group.seeds[0], [one.sample.seed for one in asked],
@@ -182,8 +182,8 @@ class Game:
         return answers
 
     def _answer_ids(self, one: _Playing, said: str | Messages) -> list[int]:
-        """The tokens of an answer, which are appended to those of the sample. With messages: from the end of what the
-        policy said to where its next turn begins."""
+        """Return the tokens of an answer, to be appended to the sample's. For messages they span from the end of the
+        policy's text to the start of its next turn."""
         if not self._chat:
             return self._ids(cast(str, said))
         new: Messages = [{"role": "user", "content": said}] if isinstance(said, str) else said
@@ -208,5 +208,5 @@ class Game:
 
 
 def seed_of(seed: int, turn: int) -> int:
-    """Of a sample's turn, counted from 0."""
+    """Return the seed of a sample's turn, counted from 0."""
     return int.from_bytes(blake3(canonical([seed, turn])).digest()[:_SEED_BYTES], "big") if turn else seed

@@ -42,7 +42,7 @@ NOOP = b"noop"
 
 
 def check_needs(name: str | None) -> None:
-    """A file that must be in the worker's directory."""
+    """Check for a file that must be in the worker's directory."""
     if name and not Path(name).exists():
         raise AttemptError(f"there is no {name} in {Path.cwd().name}", code="start_error", retry=False)
 
@@ -196,7 +196,8 @@ def there(path: str | None) -> bool:
 
 @contextlib.contextmanager
 def alone(script: dict[str, Any], attempt: Attempt) -> Generator[None]:
-    """Holds the lock of `alone`, if the script names one; AttemptError, and a line, where another process does."""
+    """Hold the lock of `alone`, if the script names one. Raises AttemptError, and adds a line, if another process holds
+    it."""
     path = script.get("alone")
     if not path:
         yield
@@ -211,7 +212,7 @@ def alone(script: dict[str, Any], attempt: Attempt) -> Generator[None]:
 
 
 def effect(script: dict[str, Any], attempt: Attempt, what: str) -> None:
-    """One line: `what` item attempt nanoseconds. O_APPEND, so that lines of many processes do not mix."""
+    """Append one line, `what` item attempt nanoseconds. O_APPEND keeps lines of several processes apart."""
     path = script.get("effects")
     if path:
         line = f"{what} {script.get('data', attempt.key.seq)} {attempt.attempt} {time.monotonic_ns()}\n"

@@ -1,4 +1,4 @@
-"""A replica: an attempt that answers requests of gateways with the executor's engine until its run ends."""
+"""Replica: an attempt that answers requests of gateways with the executor's engine until its run ends."""
 
 from __future__ import annotations
 
@@ -63,23 +63,25 @@ from rollout_worker.executors.port import Attempt, Context, Done, HandOverError,
 
 _log = structlog.get_logger()
 SERVE = "serve"
-"""The workload whose items are replicas."""
+"""Workload whose items are replicas."""
 UNLIMITED = 1 << 24
-"""`max_tokens` of a chat that names none: to the end of the model's context."""
+"""`max_tokens` of a chat that sets none: up to the end of the model's context."""
 TEXT_TOKENS = 16
-"""`max_tokens` of a text completion that names none: as OpenAI's interface has it."""
+"""`max_tokens` of a text completion that sets none, as in OpenAI's API."""
 GIVE_UP_S = 0.5
-"""Before the worker leaves, for what is said of requests that are not over."""
+"""Seconds before the worker leaves that are reserved to answer unfinished requests."""
 LEAVING = "replica_leaving"
 ORPHANED = "orphaned"
-"""Code of the failure of a replica that no gateway reaches any more: with it the run ends."""
+"""Failure code of a replica that no gateway reaches any more; it ends the run."""
 VECTOR_NUMBERS = FRAME_BYTES // 32
-"""Of vectors in one message: a number takes some 20 characters."""
+"""Numbers of vectors in one message; a number takes some 20 characters."""
 
 
 class Room:
-    """Who may use an engine: requests at once, rows only where `room` is more than all that run. Without a replica
-    rows are the engine's to queue."""
+    """Admission to an engine: requests run at once, rows only if `room` exceeds the number of all that run.
+
+    Without a replica the engine queues rows itself.
+    """
 
     def __init__(self, room: Callable[[], int]) -> None:
         self._room = room
@@ -137,10 +139,10 @@ class Room:
 
 
 class Engine:
-    """An engine as one run's requests see it.
+    """Engine as one run's requests see it.
 
-    `config`: {model, backend, sampling, allow_http_images} of the run, `sampling` with the keys that were set only:
-    they go before those that the model suggests. AttemptError: they are no sampling.
+    `config` is the run's {model, backend, sampling, allow_http_images}; `sampling` has only the keys that were set,
+    which take precedence over the model's suggestions. Raises AttemptError for invalid sampling.
     """
 
     def __init__(self, backend: Backend, config: JsonObject, suggested: JsonObject, room: Room) -> None:
@@ -160,7 +162,7 @@ class Engine:
         self._fetches = bool(config.get("allow_http_images"))
 
     async def read(self, ask: Ask) -> tuple[RowRequest, str]:
-        """The request, and its adapter. InputError, AttemptError."""
+        """Return the request and its adapter. Raises InputError and AttemptError."""
         body = {key: value for key, value in ask.body.items() if key not in ("stream", "stream_options")}
         forwards = self.kind in FORWARDS
         limits = body.get("max_tokens"), body.get("max_completion_tokens")
@@ -177,7 +179,7 @@ class Engine:
 
 @dataclass(slots=True)
 class Figures:
-    """What a replica has done."""
+    """Statistics of a replica."""
 
     requests: int = 0
     running: int = 0
@@ -187,7 +189,7 @@ class Figures:
 
 
 class Serving:
-    """`waits` hears what requests wait for outside of the engine."""
+    """Answers requests of gateways. `waits` is called with what requests wait for outside the engine."""
 
     def __init__(self, engine: Engine, attempt: Attempt, context: Context, waits: Callable[[str], None]) -> None:
         self._engine = engine
@@ -205,13 +207,16 @@ class Serving:
         self._orphans: asyncio.TimerHandle | None = None
 
     def leave(self, budget_s: float) -> None:
-        """Take no more requests, end those that run, and be gone in so many seconds."""
+        """Accept no more requests, finish the running ones, and leave within `budget_s` seconds."""
         at = asyncio.get_running_loop().time() + max(0.0, budget_s - GIVE_UP_S)
         self._leaves_at = at if self._leaves_at is None else min(at, self._leaves_at)
         self._told_to_leave.set()
 
     async def run(self) -> Done:
-        """Until it is cancelled, or HandOverError: the worker leaves. AttemptError: no gateway was there for long."""
+        """Answer requests until cancelled.
+
+        Raises HandOverError if the worker leaves, and AttemptError if there was no gateway for long.
+        """
         async with self._engine.room.replica(), self._context.replica() as replica:
             self._tell()
             self._watch_channels()
@@ -248,7 +253,7 @@ class Serving:
             sooner.cancel()
 
     def _give_up(self) -> None:
-        """What still runs must run elsewhere."""
+        """Give up what still runs, which must run elsewhere."""
         for (channel, number), task in list(self._tasks.items()):
             if task.cancel():
                 self._say(channel, _leaving(number))
@@ -352,7 +357,8 @@ class Serving:
 
 @dataclass(slots=True)
 class _Said:
-    """What a gateway knows of one choice. `held`: its last delta, which goes with the end: nobody goes on behind it."""
+    """What a gateway knows of one choice. `held` is its last delta, which is sent with the end, so that nobody
+    continues after it."""
 
     stream: PartedStream
     calls: bool = False
@@ -362,7 +368,7 @@ class _Said:
 
 @dataclass(slots=True)
 class Answering:
-    """One request and what is said of its answer."""
+    """One request, and what is sent of its answer."""
 
     ask: Ask
     request: RowRequest
@@ -374,7 +380,7 @@ class Answering:
     _said: dict[int, _Said] = field(default_factory=dict[int, _Said])
 
     async def asked(self, requests: list[Request]) -> Completion:
-        """What the engine says in all. AttemptError."""
+        """Return the engine's whole answer. Raises AttemptError."""
         self._n = requests[0].sampling.n
         if self.ask.so_far:
             if len(requests) * self._n != 1 or len(self.ask.so_far) != 1 or self.request.embeds:
@@ -394,7 +400,7 @@ class Answering:
         return completion
 
     def last(self, completion: Completion) -> list[FromReplica]:
-        """What is left to say."""
+        """Return the messages that remain to be sent."""
         read_answers(completion, self.request, getattr(self.backend, "calls_in", None))
         tools = self.request.tools
         for choice in completion.choices if tools is not None and tools.choice == "named" else ():
@@ -467,7 +473,7 @@ def _leaving(number: int) -> Fault:
 
 
 def fault_of(number: int, error: InputError | AttemptError | ProtocolError) -> Fault:
-    """Of a request that has no answer."""
+    """Return the fault of a request that has no answer."""
     if isinstance(error, ProtocolError):  # no replica could send it
         return Fault(number, "answer_too_large", f"the answer is too large: {error.message}", 422, retry=False)
     if isinstance(error, InputError):

@@ -1,4 +1,5 @@
-"""The executor of the `test` workload: a batch of tests to a warm process of their framework, and what came of each."""
+"""Executor of the `test` workload: passes a batch of tests to a warm process of their framework, and returns
+outcomes."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ class TestExecutor:
 
     @classmethod
     def engine_key(cls, run: Run) -> str:
-        """A warm process is of one run: the project may have been changed before the next."""
+        """Return a key per run, because the project may change before the next."""
         return run.run_id
 
     @classmethod
@@ -105,7 +106,7 @@ class TestExecutor:
             await place.close()
 
     async def _the_place(self) -> Place:
-        """AttemptError: there is none."""
+        """Return the place of the tests. Raises AttemptError if there is none."""
         assert self._config is not None
         if self._place is None:
             if self._sandboxes is None:
@@ -161,7 +162,7 @@ class TestExecutor:
         return Done(result.encode(), units_in=len(results), units_out=failed, keeps=(files,) if files else ())
 
     async def _again(self, batch: Batch, one: str) -> Try:
-        """A try at a test in a fresh process."""
+        """Run a test in a fresh process."""
         if self._sandboxes is not None:
             await self._end_hosts()
         host = self._host(batch.group, await self._the_place(), fresh=True)
@@ -175,7 +176,7 @@ class TestExecutor:
         return tries[one].model_copy(update={"worker": _here()})
 
     async def _files(self, tries: Mapping[str, Try], context: Context) -> tuple[bytes, str]:
-        """The object of the files that the run asks for, and why there is none."""
+        """Return the object with the files that the run asks for, and why there is none."""
         config = self._config
         assert config is not None
         failed = any(one.outcome not in GOOD for one in tries.values())
@@ -214,7 +215,7 @@ class TestExecutor:
 
 
 def _copy(tree: Path, target: Path) -> Path:
-    """Tests may write to it: the tree is shared."""
+    """Copy the tree, because tests may write to it and it is shared."""
     shutil.copytree(tree, target, dirs_exist_ok=True)
     return target
 
@@ -227,12 +228,12 @@ async def _initialise(command: str, directory: Path, env: Mapping[str, str]) -> 
 
 
 def _here() -> str:
-    """Names the worker whose process this is."""
+    """Return the name of the worker that owns this process."""
     return f"{socket.gethostname()}/{os.getppid()}"
 
 
 class Showing:
-    """Tells people about once a second which test runs, and for how long."""
+    """Reports about once a second which test runs, and for how long."""
 
     def __init__(self, context: Context) -> None:
         self._context = context

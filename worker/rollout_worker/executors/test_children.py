@@ -1,7 +1,7 @@
-"""Tests of a batch that run once more, as child items: those that failed, and those that another worker may end first.
+"""Tests of a batch that run again as child items: those that failed, and those that another worker may finish first.
 
-The place of a child is its ordinal alone. An attempt at the batch that is repeated finds the children of the one before
-it, which may be of other tests: what has a result counts, and the rest is asked for again.
+The ordinal alone identifies a child. A repeated attempt at the batch finds the children of the one before it, which may
+be of other tests: results count, and the rest is requested again.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from rollout.workloads.test.cases import GOOD, Batch, BatchResult, CaseResult, O
 from rollout_worker.executors.port import Attempt, Child, Context
 
 ASKS = 3
-"""Times that retries are asked for in a round: an attempt before this one may have asked for other tests."""
+"""Times that retries are requested in a round, because an earlier attempt may have requested other tests."""
 HEDGE_FACTOR, HEDGE_MIN_S = 2.0, 5.0
-"""A batch is a straggler when it took so many times as long as was expected, and no less than so long."""
+"""Multiple of the expected time, and minimum in seconds, after which a batch is a straggler."""
 ELSEWHERE = "elsewhere"
-"""Code of an attempt that goes to another worker."""
+"""Code of an attempt that must run on another worker."""
 ELSEWHERE_MS, ELSEWHERE_TRIES = 10_000, 60
-"""How often, and how many times, another worker is looked for to take a duplicate."""
+"""Interval in milliseconds, and number of times, at which another worker is sought for a duplicate."""
 
 
 class Children:
-    """Of one attempt at a batch. `here`: names this worker."""
+    """Children of one attempt at a batch. `here` names this worker."""
 
     def __init__(self, batch: Batch, attempt: Attempt, context: Context, here: str) -> None:
         self._batch = batch
@@ -41,10 +41,11 @@ class Children:
         self._duplicated = False  # children are read in order: behind a duplicate that runs, none can be
 
     async def hedge(self, running: Awaitable[None], tries: dict[str, Try]) -> None:
-        """Wait for `running`, which adds to `tries`, or, where it takes too long, for another worker that runs the rest
-        of the batch meanwhile: the first to end it counts, and the other one is cancelled.
+        """Wait for `running`, which adds to `tries`; if it takes too long, another worker runs the rest of the batch
+        too.
 
-        The duplicate has the lowest priority: it starts where nothing else of the run is left to start.
+        The first to finish counts, and the other is cancelled. The duplicate has the lowest priority: it starts when
+        the run has nothing else to start.
         """
         own = asyncio.ensure_future(running)
         other: asyncio.Task[dict[str, Try]] | None = None
@@ -83,8 +84,11 @@ class Children:
         return {}
 
     async def retry(self, cases: dict[str, list[Try]], here: Callable[[str], Awaitable[Try]]) -> None:
-        """Add the tries that were made to those of each test that failed. `here`: a try in a fresh process of this
-        worker, where a duplicate still runs that nobody waits for: it ends with the batch."""
+        """Retry each test that failed, and add the tries to its list.
+
+        `here` runs a test in a fresh process of this worker, if an abandoned duplicate still runs; that one ends with
+        the batch.
+        """
         for number in range(1, self._batch.retries + 1):
             wanted = [one for one, tries in cases.items() if tries[-1].outcome not in GOOD]
             if self._duplicated:
@@ -100,7 +104,7 @@ class Children:
                         cases[one].append(made)
 
     async def _ask(self, workers: Mapping[str, str], number: int) -> list[tuple[str, Try]]:
-        """`workers`: on which each of the tests failed last."""
+        """Request retries. `workers` maps each test to the worker where it failed last."""
         ids = list(workers)
         batch, is_last = self._batch, number == self._batch.retries
         spec = ItemSpec(max_worker_lost=self._attempt.spec.max_worker_lost)
@@ -120,7 +124,7 @@ class Children:
         return made
 
     async def _spawn(self, children: Sequence[tuple[Batch, ItemSpec]]) -> int:
-        """The ordinal of the first."""
+        """Submit children and return the ordinal of the first."""
         first, self._ordinal = self._ordinal, self._ordinal + len(children)
         items = [
             NewItem(blake3(canonical([self._attempt.id.hex(), first + index])).digest(), batch.encode(), spec)

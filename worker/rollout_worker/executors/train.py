@@ -1,11 +1,11 @@
-"""The executor of the `train` workload: segments of a training run, one after the other, from snapshot to snapshot.
+"""Executor of the `train` workload: segments of a training run in sequence, from snapshot to snapshot.
 
-It owns no step counter: an item says where its segment begins, and the state either stands there already, since the
-segment before ran here, or comes from the snapshot that the segment before left. A state whose segment failed or was
-taken away is thrown away with the processes that held it.
+It has no step counter. An item says where its segment begins, and the state is either already there, because the
+segment before ran here, or comes from that segment's snapshot. A state whose segment failed or was taken away is
+discarded with the processes that held it.
 
-Two attempts are taken at once: while the snapshot of one is written and stored, the steps of the next run. Their
-results are told in their order.
+Two attempts are accepted at once: while the snapshot of one is written and stored, the steps of the next run. Their
+results are reported in order.
 """
 
 from __future__ import annotations
@@ -45,13 +45,16 @@ from rollout_worker.executors.trees import changed_directory, host_directory, lo
 log = structlog.get_logger()
 
 HUNG_S, HUNG_STEPS = 1800.0, 50.0
-"""No step for so long, and for as long as so many steps take: the processes hang, and are killed."""
+"""Minimum seconds, and multiple of a step's time, without a step after which hanging processes are killed."""
 
 
 @dataclass(slots=True)
 class Steps:
-    """Of a segment. `before`: what it began on. `result`: so far. `directory`: where the state is being written, and
-    `writing`: when it is. `leave`: the file that ends them before their time."""
+    """Steps of a segment.
+
+    `before` is what it began with, `result` the result so far. `directory` is where the state is written, and `writing`
+    is done when it is. `leave` is the file that ends the steps early.
+    """
 
     segment: Segment
     before: Result
@@ -68,8 +71,8 @@ class Steps:
 
 @dataclass(slots=True)
 class State:
-    """Where this run stands: after the item that left `result`, whose snapshot may still be on its way. `built`: the
-    processes hold the state."""
+    """State of this run: after the item that left `result`, whose snapshot may still be stored. `built` says that the
+    processes hold it."""
 
     step: int
     result: Result
@@ -100,7 +103,7 @@ class TrainExecutor:
 
     @classmethod
     def engine_key(cls, run: Run) -> str:
-        """A run has its processes to itself: they hold its state."""
+        """Return a key per run, because the processes hold its state."""
         return blake3(run.run_id.encode()).hexdigest()[:32]
 
     @classmethod
@@ -131,7 +134,7 @@ class TrainExecutor:
         await self._throw_away()
 
     def take_back(self, keys: list[Key]) -> list[Key]:
-        """Those that wait for the one before: they will not begin here."""
+        """Take back and return those that wait for the segment before."""
         found = [key for key in keys if key in self._waiting]
         self._given_back.update(found)
         return found
@@ -168,8 +171,11 @@ class TrainExecutor:
             await asyncio.Event().wait()  # until it is cancelled
 
     async def _in_turn(self, attempt: Attempt, context: Context, before: asyncio.Event) -> Done:
-        """`before`: the result of the segment before is told. It comes first, whatever becomes of this one: it may have
-        failed while the processes that hold both states were writing the other."""
+        """Run an attempt in its turn.
+
+        `before` is set when the result of the segment before is reported. It comes first whatever happens to this one,
+        because it may have failed while the processes that hold both states were writing the other.
+        """
         segment = Segment.decode(attempt.payload)
         steps: Steps | None = None
         try:
@@ -258,7 +264,7 @@ class TrainExecutor:
     # ---- steps
 
     async def _train(self, segment: Segment, attempt: Attempt, context: Context) -> Steps:
-        """Without `writing`: there was nothing to do."""
+        """Run the steps of a segment. Without `writing`, there was nothing to do."""
         here = self._state
         if attempt.predecessor:
             before = segment.begins_with(Result.decode(attempt.predecessor))
@@ -288,7 +294,7 @@ class TrainExecutor:
         return await self._steps(segment, before, attempt, context, part, leave)
 
     async def _taken_over(self, attempt: Attempt, segment: Segment, before: Result, context: Context) -> Result | None:
-        """How far an attempt before this one got, whose state the processes have now; None: as if there were none."""
+        """Return how far an earlier attempt got, whose state the processes now have, or None."""
         part = await taken_over(attempt, segment, before, context)
         if part is not None:
             try:
@@ -301,7 +307,7 @@ class TrainExecutor:
         return part
 
     async def _stand_at(self, before: Result, context: Context) -> None:
-        """The processes, with the state that `before` left. UnsuitableError: not on this worker."""
+        """Restore the state that `before` left. Raises UnsuitableError if that is impossible on this worker."""
         assert self._run is not None
         if self._fingerprint:  # of what was built here before: as long to find out as it takes to compare
             self._same_hardware(before.fingerprint)
@@ -336,8 +342,11 @@ class TrainExecutor:
             await self._restore(before, await self._running_ranks(context), context)
 
     async def _reading_models(self, work: Callable[[], Awaitable[JsonObject]], context: Context) -> JsonObject:
-        """What `work` returns, which reads the models' files: they were those that the run began with before it and
-        after it. UnsuitableError: somebody changed them, and there are no others."""
+        """Return what `work` returns, which reads the models' files: before and after it, they are those the run began
+        with.
+
+        Raises UnsuitableError if somebody changed them and there are no others.
+        """
         while True:
             await self._locate_anew(context)
             try:
@@ -351,7 +360,7 @@ class TrainExecutor:
             await self._throw_away()  # it may have read either
 
     async def _locate_anew(self, context: Context) -> None:
-        """What was changed on this host, from the store, if the run's client put it there."""
+        """Fetch files that were changed on this host from the store, if the run's client uploaded them."""
         changed = await self._changed_directory()
         if not changed:
             return
@@ -376,7 +385,7 @@ class TrainExecutor:
         return changed
 
     def _same_hardware(self, old: JsonObject) -> None:
-        """UnsuitableError: the state comes from where the same input gives other bytes."""
+        """Raise UnsuitableError if the state comes from hardware on which the same input gives other bytes."""
         assert self._run is not None
         new = self._fingerprint
         if not old or old == new or self._run.config["run"].get("allow_different_hardware"):
@@ -421,7 +430,7 @@ class TrainExecutor:
         await asyncio.to_thread(shutil.rmtree, directory)
 
     def _same_run(self, manifest: JsonObject, what: str) -> None:
-        """AttemptError: the snapshot is of another algorithm or model than this run."""
+        """Raise AttemptError if the snapshot has another algorithm or model than this run."""
         assert self._run is not None
         wanted = {"algorithm": _kind(self._run), "model": self._run.config["model"]["content_id"]}
         wrong = [key for key, value in wanted.items() if manifest.get(key) != value]
@@ -430,7 +439,7 @@ class TrainExecutor:
             raise AttemptError(f"{what} does not fit this run: {said}", code="snapshot_mismatch", retry=False)
 
     async def _fetch(self, object_id: bytes, what: str, context: Context) -> Path:
-        """On this host. UnsuitableError: it is gone, or damaged in the store."""
+        """Fetch an object to this host. Raises UnsuitableError if it is gone, or damaged in the store."""
         try:
             return await with_room(f"{what} cannot be fetched", lambda: context.object_path(object_id), context)
         except AttemptError as error:
@@ -448,7 +457,8 @@ class TrainExecutor:
         self, segment: Segment, before: Result, attempt: Attempt, context: Context,
         part: Result | None = None, leave: Path | None = None, children: int = 0,
     ) -> Steps:  # fmt: skip
-        """`part`: of these steps, those that were done elsewhere. `leave`: see Steps. `children`: that there are."""
+        """Run steps. `part` has those that were done elsewhere; `leave` is that of Steps; `children` is the number of
+        children."""
         assert self._run is not None and self._ranks is not None
         config, ranks, from_here = self._run.config, self._ranks, part or before
         metrics, evaluations = (list(part.metrics), list(part.evaluations)) if part is not None else ([], [])
@@ -526,7 +536,8 @@ class TrainExecutor:
     async def _rollouts(
         self, segment: Segment, part: Result | None, before: Result, attempt: Attempt, context: Context, children: int
     ) -> Rollouts | None:
-        """None: the algorithm draws no samples. `part`, `children`: as of `_steps`."""
+        """Return the rollouts, or None if the algorithm draws no samples. `part` and `children` are those of
+        `_steps`."""
         assert self._run is not None
         section = SECTIONS[self._run.config["algorithm"]["kind"]]
         if not issubclass(section, PolicySection):
@@ -552,7 +563,7 @@ class TrainExecutor:
         return found
 
     def _take(self, answer: JsonObject, result: Result, context: Context) -> None:
-        """Of a step, or of an evaluation, which may be under way."""
+        """Record the answer of a step, or of an evaluation, which may be in progress."""
         assert self._run is not None
         if "step" in answer:
             metrics = answer["step"]
@@ -595,7 +606,8 @@ class TrainExecutor:
         return Done(final.encode(), units_out=_tokens(final), keeps=keeps)
 
     async def _hand_over(self, steps: Steps, before: asyncio.Event, context: Context) -> HandOverError:
-        """UnsuitableError: it cannot be stored while there is time. The attempt goes back, which costs nothing."""
+        """Hand over. Raises UnsuitableError if the state cannot be stored in time; the attempt is then returned at no
+        cost."""
         context.progress(f"step {steps.result.step}/{steps.result.steps} is handed over: the worker leaves")
         try:
             part = await self._store(steps, context)
@@ -611,7 +623,7 @@ class TrainExecutor:
         return HandOverError(encode(result_id, steps.before), (*part.keeps, result_id))
 
     def _final(self, result: Result, packed: Packed, done: JsonObject) -> Result:
-        """What the ledger gets to know of a segment whose state is packed."""
+        """Return the result that the ledger gets of a segment whose state is packed."""
         assert self._run is not None
         label = self._run.config["snapshots"]["label"] if result.is_last else ""
         return replace(
@@ -622,8 +634,7 @@ class TrainExecutor:
     # ---- verifying
 
     async def _verify(self, segment: Segment, attempt: Attempt, context: Context) -> Done:
-        """Segments that another item committed, once more, in processes that have done nothing else. Nothing is kept of
-        them but what they come to."""
+        """Repeat segments that another item committed, in fresh processes, and keep only their figures."""
         before, found = Result(**segment.before), list[Result]()
         self._state = None
         await self._stand_at(before, context)
@@ -675,11 +686,11 @@ class TrainExecutor:
 
 
 _OF_THE_WORKER = frozenset({"package_missing", "tokenizer_invalid"})
-"""Codes of faults of a worker, not of the data that it reads."""
+"""Codes of a worker's faults, rather than faults of the data it reads."""
 
 
 def _leave_steps(error: BaseException, result: Result) -> None:
-    """What was seen until a segment failed stays with the attempt, as evidence: nothing goes on from it."""
+    """Keep the steps before a failure with the attempt, as evidence; nothing continues from them."""
     if isinstance(error, AttemptError) and not isinstance(error, UnsuitableError | HandOverError) and result.metrics:
         seen = Result(step=result.step, steps=result.steps, metrics=result.metrics, evaluations=result.evaluations)
         error.data = seen.encode()
@@ -694,7 +705,7 @@ def _settings(run: Run) -> JsonObject:
 
 
 def code_of(settings: JsonObject) -> tuple[list[str], str]:
-    """Rewards of the algorithm's settings that are code, and the environment; empty: there is none."""
+    """Return the settings' rewards that are code, and the environment; empty if there is none."""
     functions = [one["function"] for one in settings.get("reward", ()) if one["function"]]
     return functions, lookup(settings, "environment.class_") or ""
 

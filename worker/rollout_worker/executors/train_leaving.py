@@ -1,8 +1,8 @@
-"""What a training run does when its worker leaves: steps that are under way are handed over, if there is time for it.
+"""Hand-over of a training run whose worker leaves: steps in progress are handed over if there is time.
 
-What is handed over is a snapshot of the state between two steps, as segments leave it at their end, and the result of
-the segment as far as it got. Another worker restores it and does the other steps. Steps repeat to the byte, so what the
-segment commits is the same. Whatever is wrong with it, the segment is trained from its start.
+A hand-over is a snapshot of the state between two steps, as segments leave it at their end, and the partial result of
+the segment. Another worker restores it and does the other steps. Steps repeat to the byte, so the segment commits the
+same result. If anything is wrong with the hand-over, the segment is trained from its start.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from rollout_worker.executors.port import Attempt, Context
 from rollout_worker.executors.train_room import waits_for
 
 SHARE = 0.9
-"""Of the time that is left, what a hand-over may be expected to take: the estimate is one."""
+"""Share of the remaining time that a hand-over may take by estimate."""
 PAUSE_S = 1.0
 
 
 class Leaving:
-    """When this worker leaves. `flag` is told to the processes that train: they stop behind the step that they are at
-    when that file appears."""
+    """When this worker leaves. The training processes stop after the current step when the file `flag` appears."""
 
     def __init__(self) -> None:
         self._until: float | None = None
@@ -40,8 +39,8 @@ class Leaving:
         self._store_s = seconds
 
     async def again(self, work: Callable[[], Awaitable[bytes]]) -> bytes:
-        """What `work` returns. While this worker leaves, what may succeed later is tried for as long as there is time:
-        there is no other attempt that could."""
+        """Return what `work` returns. While this worker leaves, retryable errors are retried for as long as there is
+        time, because no other attempt could."""
         while True:
             try:
                 return await work()
@@ -52,7 +51,7 @@ class Leaving:
             await asyncio.sleep(PAUSE_S)
 
     def decide(self, flag: Path | None, steps_left: int, step_s: float | None) -> None:
-        """Make the flag, once the segment will not end in time and its steps so far can be stored in time."""
+        """Create the flag if the segment will not end in time and its steps so far can be stored in time."""
         if self._until is None or flag is None or flag.exists():
             return
         left_s, step = SHARE * (self._until - time.monotonic()), step_s or 0.0
@@ -62,17 +61,18 @@ class Leaving:
 
 
 def is_part(segment: Segment, result: Result) -> bool:
-    """The steps ended before the segment did."""
+    """Return whether the steps ended before the segment did."""
     return not result.stopped and result.step < min(segment.first + segment.steps, result.steps)
 
 
 def encode(result_id: bytes, before: Result) -> bytes:
-    """`result_id`: the object with the result so far, which names its snapshot. `before`: what the segment began on."""
+    """Encode a hand-over. `result_id` is the object with the partial result, which names its snapshot; `before` is what
+    the segment began with."""
     return canonical({"result": result_id.hex(), "before": before.snapshot})
 
 
 async def taken_over(attempt: Attempt, segment: Segment, before: Result, context: Context) -> Result | None:
-    """How far the segment got elsewhere; None: nothing was handed over, or it does not fit, or cannot be had."""
+    """Return how far the segment got elsewhere, or None if nothing fitting was handed over or it is unavailable."""
     if not attempt.handoff:
         return None
     try:

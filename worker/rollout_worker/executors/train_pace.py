@@ -1,4 +1,4 @@
-"""What a training run says of itself while a segment is under way: shown only, what is kept comes with the result."""
+"""Progress of a training run within a segment: only shown; what is kept comes with the result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from rollout.workloads.json_form import JsonObject
 
 STEPS_MAX = 50
-"""Rates are of so many steps, evaluations and snapshots between them included: that is what the end depends on."""
+"""Number of steps in a rate, including evaluations and snapshots between them, because the end depends on them."""
 SPAN_MAX = 20.0  # times the median
 _SHOWN = ("loss", "lr", "grad_norm", "mfu", "reward", "kl", "entropy", "completions/mean_length")
 
@@ -22,14 +22,14 @@ _SAID = (
 
 
 class Pace:
-    """`begin` when steps begin, `add` when one is done. Times are of one clock that never goes back, in seconds."""
+    """Rate of steps: call `begin` when steps begin and `add` after each. Times are monotonic seconds."""
 
     def __init__(self) -> None:
         self._points: deque[tuple[float, int]] = deque(maxlen=STEPS_MAX + 1)
         self._tokens = 0
 
     def begin(self, now: float) -> None:
-        """Steps come one after the other from now on. What was before, such as loading a model, is in no rate."""
+        """Begin a sequence of steps. What came before, such as loading a model, is in no rate."""
         self._points.clear()
         self._points.append((now, self._tokens))
 
@@ -39,7 +39,7 @@ class Pace:
 
     @property
     def step_s(self) -> float | None:
-        """Seconds a step takes; None: nobody knows yet."""
+        """Seconds per step, or None if not known yet."""
         steps, seconds = len(self._points) - 1, self._seconds
         return seconds / steps if steps > 0 and seconds > 0 else None
 
@@ -50,7 +50,7 @@ class Pace:
 
     @property
     def _seconds(self) -> float:
-        """Of all steps, but that a rare one counts no more than it may: one that waited for room says nothing of the
+        """Seconds of all steps, with a limit for rare long ones: a step that waited for space says nothing of the
         next."""
         times = [at for at, _ in self._points]
         spans = [after - before for before, after in pairwise(times)]
@@ -59,7 +59,7 @@ class Pace:
 
 
 def figures(metrics: JsonObject, steps: int, pace: Pace) -> dict[str, Any]:
-    """For programs. `steps`: of the whole run. Numbers that are not finite, or not known, are null."""
+    """Return the figures for programs. `steps` is the number of the whole run. Unknown or infinite numbers are null."""
     step = int(metrics["step"])
     found: dict[str, Any] = {"step": step, "steps": steps}
     found |= {name: _finite(metrics[name]) for name in _SHOWN if name in metrics}
@@ -70,7 +70,7 @@ def figures(metrics: JsonObject, steps: int, pace: Pace) -> dict[str, Any]:
 
 
 def evaluation_figures(stopping: JsonObject) -> dict[str, Any]:
-    """What the last evaluation came to, and the best so far; empty: there was none."""
+    """Return the last evaluation and the best so far; empty if there was none."""
     if not stopping:
         return {}
     last, best = stopping["last_evaluation"], stopping["best_evaluation"]
@@ -81,7 +81,7 @@ def evaluation_figures(stopping: JsonObject) -> dict[str, Any]:
 
 
 def line(shown: dict[str, Any]) -> str:
-    """The same for people."""
+    """Return the figures as text for people."""
     parts = [f"step {shown['step']}/{shown['steps']}"]
     for name, label, form in _SAID:
         if shown.get(name) is not None:

@@ -1,7 +1,7 @@
-"""The processes that train: one for each rank, all told the same, of which rank 0 answers.
+"""Training processes: one per rank, all given the same commands, which rank 0 answers.
 
-They are apart from the executor's own process so that what libraries read at import is set before, and so that a
-segment that is taken away is ended at once, whatever it does: the processes are killed, and start anew from a snapshot.
+They are separate from the executor's process so that variables are set before libraries read them at import, and so
+that a segment can be ended at any time: the processes are killed and restarted from a snapshot.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from rollout.processes.pipe import Pipe, inherited_socket
 
 T = TypeVar("T")
 DIED_S = 5.0
-"""A process that ended is known to have for so long after another lost its connection to it."""
+"""Seconds within which a process's end is known after another lost its connection to it."""
 LAST_WORDS_S = 0.2
-"""What was said before the end is read for so long."""
+"""Seconds for reading what a process said before its end."""
 
 
 class Ranks:
-    """`start`, then `command` one at a time, `close`. `shape`: of the batches, for one that dies of them."""
+    """The ranks: `start`, then `command` one at a time, `close`. `shape` is that of the batches, for a rank they
+    kill."""
 
     def __init__(self, world: int, threads: int, environment: dict[str, str], shape: str = "") -> None:
         self._world = world
@@ -73,10 +74,10 @@ class Ranks:
     async def command(
         self, patience_s: Callable[[], float | None] = lambda: None, /, **command: Any
     ) -> AsyncIterator[dict[str, Any]]:
-        """The answers of rank 0 to it, up to the one that says `done`; another command may be given meanwhile.
+        """Yield the answers of rank 0 up to the one that says `done`; another command may be given meanwhile.
 
-        AttemptError: one says why not, a rank died, also before, or there was no answer for `patience_s()` seconds
-        (None: however long it takes).
+        Raises AttemptError if a rank reports an error, if a rank dies, also before, or if no answer comes within
+        `patience_s()` seconds (None: no limit).
         """
         if self._reading is None or self._reading.done():  # nobody would be told any more
             raise self._died()
@@ -98,7 +99,7 @@ class Ranks:
             del self._open[number]
 
     async def meanwhile(self, work: Coroutine[Any, Any, T]) -> T:
-        """What `work` returns. AttemptError: a rank died before; it is cancelled."""
+        """Return what `work` returns. If a rank dies first, cancel it and raise AttemptError."""
         assert self._reading is not None
         task = asyncio.create_task(work)
         try:
@@ -111,19 +112,19 @@ class Ranks:
             await asyncio.gather(task, return_exceptions=True)
 
     def reply(self, **message: Any) -> None:
-        """To what every rank asked in the midst of a command."""
+        """Answer a question that every rank asked during a command."""
         for pipe in self._pipes:
             pipe.send_message(message)
 
     async def result(self, **command: Any) -> dict[str, Any]:
-        """What the last answer says is done."""
+        """Return what the last answer reports as done."""
         done: dict[str, Any] = {}
         async for answer in self.command(**command):
             done = answer.get("done", done)
         return done
 
     async def _why(self, error: dict[str, Any]) -> AttemptError:
-        """Where one process has died, another may be the first to say that its connection is lost."""
+        """Return the true error: if a process died, another may be the first to report its lost connection."""
         if self._world > 1 and error["code"] == "trainer_failed" and self._processes:
             ends = [asyncio.ensure_future(process.wait()) for process in self._processes]
             done, _ = await asyncio.wait(ends, timeout=DIED_S, return_when=asyncio.FIRST_COMPLETED)
@@ -134,7 +135,7 @@ class Ranks:
         return AttemptError(error["message"], code=error["code"], retry=error["retry"])
 
     async def _read(self, lost: list[asyncio.Event]) -> None:
-        """Until a rank ends or its socket does: then all who asked are told."""
+        """Read until a rank or its socket ends, then notify all callers."""
         reading = [asyncio.create_task(one.wait()) for one in lost]
         ends = [asyncio.ensure_future(process.wait()) for process in self._processes]
         try:
@@ -151,7 +152,7 @@ class Ranks:
             asked.put_nowait({"error": error})
 
     def _answered(self, _: int, body: bytes) -> None:
-        """Hands it to who asked."""
+        """Pass an answer to its caller."""
         answer = json.loads(body)
         if (asked := self._open.get(answer.pop("number"))) is not None:
             asked.put_nowait(answer)
@@ -172,7 +173,7 @@ class Ranks:
         return AttemptError(f"the process of rank {rank} {how} while it trained", code="trainer_died")
 
     async def close(self) -> None:
-        """Kills them: what is worth keeping is in snapshots."""
+        """Kill the ranks; snapshots have everything worth keeping."""
         for process in self._processes:
             process.kill()
         for process in self._processes:
@@ -195,8 +196,8 @@ async def _within(patience_s: float | None, answers: asyncio.Queue[dict[str, Any
 
 
 def _oom_kills() -> int:
-    """Processes of this host that its kernel ended for want of memory, of a control group's too; 0 where it is not
-    known."""
+    """Return the number of this host's processes killed by the kernel for lack of memory, including in a control group;
+    0 if not known."""
     try:
         counts = dict(line.split() for line in Path("/proc/vmstat").read_text("utf-8").splitlines())
         return int(counts.get("oom_kill", 0))

@@ -1,7 +1,7 @@
-"""Samples for the steps of a segment: groups as child items, and what comes of them.
+"""Samples for the steps of a segment: groups as child items, and their results.
 
-The prompts of a step are a function of the seed and its number, so are the seeds of its samples; weights are named by
-what they are. So a segment that is begun again spawns the same items, and finds those that are there already.
+The prompts of a step are a function of the seed and its number, and so are the seeds of its samples; weights are named
+by their content. A segment that begins again therefore submits the same items and finds those that already exist.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from rollout_worker.executors.train_room import with_room
 
 _ATTEMPTS = 5
 _EMPTY_STEPS = 5
-"""So many steps in a row of which no group has a reward end the run."""
+"""Number of consecutive steps without a rewarded group that end the run."""
 _ROUNDS = 7_919
-"""Between the seeds of rounds of replacements."""
+"""Offset between the seeds of replacement rounds."""
 _SEED_BYTES = 6  # JSON's numbers are exact below 2^53
 
 
 @dataclass(slots=True)
 class _Asked:
-    """A group that was spawned as the child `ordinal`. `round`: of replacements; 0: it replaces none."""
+    """A group submitted as the child `ordinal`. `round` is that of replacements; 0 means it replaces none."""
 
     ordinal: int
     step: int
@@ -59,8 +59,8 @@ class _Asked:
 
 @dataclass(slots=True)
 class _Row:
-    """A sample, as ranks get it, beside what only people are shown. `fault`: what kept it from being rewarded, where it
-    has 0 for that."""
+    """A sample as ranks get it, with fields that are only shown. `fault` says why it has reward 0 if it could not be
+    rewarded."""
 
     asked: _Asked
     prompt: list[int]
@@ -72,8 +72,10 @@ class _Row:
 
 @dataclass(slots=True)
 class Rollouts:
-    """Of one try at a segment, or at what is left of it, which ends after `end` steps. `versions`: from before it, the
-    newest last. `next`: the ordinal of the next child."""
+    """Rollouts of one attempt at a segment or its remainder, which ends after `end` steps.
+
+    `versions` are those from before it, newest last. `next` is the ordinal of the next child.
+    """
 
     config: JsonObject
     settings: PolicySection
@@ -106,7 +108,7 @@ class Rollouts:
     # ---- what ranks ask
 
     async def serve(self, wants: JsonObject) -> JsonObject:
-        """The reply to a rank that wants the samples of a step, and gives its weights."""
+        """Reply to a rank that requests the samples of a step and provides its weights."""
         weights = await self._publish(wants)
         step = int(wants["step"])
         if wants.get("evaluation"):
@@ -119,8 +121,10 @@ class Rollouts:
         return {"rollouts": str(path)}
 
     def scored(self, metrics: JsonObject, scored: list[JsonObject]) -> None:
-        """Samples of a step that was trained on, with their rewards and advantages, to the file of samples. `metrics`:
-        of the step, to which is added what the trainer does not know."""
+        """Write the samples of a trained step, with rewards and advantages, to the file of samples.
+
+        Adds to the step's `metrics` what the trainer does not know.
+        """
         step = int(metrics["step"])
         if self._failed:
             metrics["rewards_failed"] = self._failed
@@ -133,8 +137,11 @@ class Rollouts:
         return self.directory / "samples.jsonl"
 
     def counts(self) -> JsonObject:
-        """Of groups, and the devices that drew them; and what whoever goes on needs: `children`, the ordinal of the
-        next; `places`, those of steps that are on their way; `versions` of the policy that samples may be of."""
+        """Return counts of groups and the devices that drew them, with what a successor needs.
+
+        That is `children`, the ordinal of the next; `places`, those of steps in progress; `versions` of the policy that
+        samples may use.
+        """
         groups: JsonObject = {"generated": self.generated, "evaluated": self.evaluated}
         groups |= {"regenerated": self.regenerated, "dropped": self.dropped, "zeroed": self.zeroed}
         groups |= {"devices": sorted(self.devices)}
@@ -142,7 +149,7 @@ class Rollouts:
         return {**groups, "children": self.next, "places": places, "versions": [asdict(one) for one in self.versions]}
 
     def go_on(self, counts: JsonObject, samples: Path) -> None:
-        """Behind what an attempt before this one did: its counts and its samples."""
+        """Continue after an earlier attempt, with its counts and samples."""
         self.next, self.dropped, self.zeroed = counts["children"], dict(counts["dropped"]), dict(counts["zeroed"])
         self.generated, self.evaluated = counts["generated"], counts["evaluated"]
         self.regenerated, self.devices = counts["regenerated"], set(counts["devices"])
@@ -153,7 +160,7 @@ class Rollouts:
     # ---- weights
 
     async def _publish(self, wants: JsonObject) -> Weights:
-        """Changed tensors as an object, and the list of all of them as another."""
+        """Store changed tensors as one object, and the list of all tensors as another."""
         path, version, stored = Path(wants["path"]), int(wants["step"]), ""
         if wants["written"]:
             stored = (await self._put(f"the weights of step {version}", path)).hex()
@@ -164,8 +171,10 @@ class Rollouts:
         return Weights(version, manifest.hex(), blake3(canonical(wants["hashes"])).hexdigest())
 
     def _needs(self, asked: list[_Asked]) -> tuple[list[bytes], list[bytes]]:
-        """Objects of versions that groups are drawn with from now on, beside those that stay already; and those that no
-        group needs any longer. A tensor that has not changed stays with the version that wrote it."""
+        """Return the objects of versions that groups newly use, and those that no group needs any longer.
+
+        An unchanged tensor stays with the version that wrote it.
+        """
         coming = {one.weights.manifest for some in (asked, *self._asked.values()) for one in some}
         named = coming | {one.manifest for one in self.versions}
         self._published = {manifest: ids for manifest, ids in self._published.items() if manifest in named}
@@ -179,8 +188,8 @@ class Rollouts:
     # ---- groups
 
     async def _step(self, step: int, weights: Weights) -> list[_Row]:
-        """Spawns what the newest version draws: the samples of the step that is `lag` ahead, and those of steps before
-        it for which there is no older one."""
+        """Submit what the newest version draws: the samples of the step `lag` ahead, and those of earlier steps that
+        have no older version."""
         settings = self.settings
         self.versions = [*(one for one in self.versions if one.version < weights.version), weights]
         for ahead in range(step, min(step + settings.lag, self.end - 1) + 1):
@@ -207,7 +216,8 @@ class Rollouts:
         return [row for rows in groups for row in rows]
 
     async def _replace(self, step: int, silent: list[_Asked], number: int, groups: list[list[_Row]]) -> None:
-        """Groups whose samples all have one reward, by groups of other prompts (DAPO's dynamic sampling)."""
+        """Replace groups whose samples all have the same reward by groups of other prompts (DAPO's dynamic
+        sampling)."""
         settings, count = self.settings, len(self.prompts)
         chosen = step_rows(count, settings.seed + number * _ROUNDS, step, settings.prompts_per_step, self._total(count))
         asked = [
@@ -292,7 +302,7 @@ class Rollouts:
         return [self._judged(one, await self._child(one.ordinal)) for one in asked]
 
     async def _child(self, ordinal: int) -> Child:
-        """Results come in the order of ordinals, each once."""
+        """Return the result of a child. Results come in the order of ordinals, each once."""
         while ordinal not in self._early:
             if self._results is None:
                 self._results = self.context.children(ordinal)
@@ -304,7 +314,7 @@ class Rollouts:
         return self._early.pop(ordinal)
 
     def _judged(self, asked: _Asked, child: Child) -> list[_Row]:
-        """The samples of a group with their rewards. AttemptError: it has none, and the run is to stop then."""
+        """Return a group's samples with rewards. Raises AttemptError if it has none and the run is to stop then."""
         where = f"step {asked.step + 1}, prompt of row {asked.prompt.number}"
         if child.outcome is not Outcome.DONE:
             failure = child.failure
@@ -346,7 +356,7 @@ class Rollouts:
     # ---- rewards
 
     def _by_name(self, table: list[list[float | None]], result: GroupResult) -> list[dict[str, float | None]]:
-        """Of each sample."""
+        """Return each sample's rewards by name."""
         judges = self.settings.judges
         return [
             {name: one[place] for name, one in zip(judges, table, strict=True)} for place in range(len(result.samples))
@@ -360,7 +370,7 @@ class Rollouts:
 
     @staticmethod
     def _row(row: _Row) -> JsonObject:
-        """As `backends.training.policy_trainer.Row` has it."""
+        """Return the row in the form of `backends.training.policy_trainer.Row`."""
         return {
             "group": row.asked.place, "number": row.asked.prompt.number, "prompt": row.prompt,
             "ids": row.sample.ids, "logprobs": row.sample.logprobs, "finish_reason": row.sample.finish_reason,
@@ -385,12 +395,12 @@ def _is_silent(rows: list[_Row]) -> bool:
 
 
 def versions_of(counts: JsonObject) -> list[Weights]:
-    """Of the policy, that `Rollouts.counts` names."""
+    """Return the policy versions that `Rollouts.counts` names."""
     return [Weights(**one) for one in counts.get("versions", [])]
 
 
 async def version_files(versions: list[Weights], context: Context) -> dict[int, dict[str, str]]:
-    """Files of versions of the policy on this host, by number and tensor."""
+    """Return the files of policy versions on this host, by number and tensor."""
     found: dict[int, dict[str, str]] = {}
     for one in versions:
         manifest = await manifest_of(one, context)
@@ -400,7 +410,7 @@ async def version_files(versions: list[Weights], context: Context) -> dict[int, 
 
 
 async def version_objects(versions: list[Weights], context: Context) -> tuple[bytes, ...]:
-    """What must be kept of them."""
+    """Return the objects of the versions that must be kept."""
     found: dict[str, None] = {}
     for one in versions:
         manifest = await manifest_of(one, context)
@@ -409,7 +419,7 @@ async def version_objects(versions: list[Weights], context: Context) -> tuple[by
 
 
 async def manifest_of(weights: Weights, context: Context) -> WeightsManifest:
-    """AttemptError: it cannot be had."""
+    """Return the manifest. Raises AttemptError if it is unavailable."""
     path = await context.object_path(bytes.fromhex(weights.manifest))
     try:
         return WeightsManifest.decode(await asyncio.to_thread(path.read_bytes))

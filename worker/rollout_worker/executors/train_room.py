@@ -1,6 +1,6 @@
-"""What a training run does when a disk or the store is full: it keeps what it has, says so, and goes on with room.
+"""Training while a disk or the store is full: the run keeps what it has, reports the cause, and continues with space.
 
-To fail would cost a segment and the run: what a person can mend in a minute must not.
+Failing would cost a segment and the run for what a user can mend in a minute.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rollout.model.errors import AttemptError, RolloutError
 from rollout_worker.executors.port import DISK_FULL, STORE_AWAY, Context
 
 FIRST_S, MOST_S = 1.0, 10.0
-"""Pauses between two tries grow from the one to the other."""
+"""Seconds between two attempts, which grow from the first value to the second."""
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _CODES = {
     "storage_full": DISK_FULL,
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 def waits_for(error: Exception) -> str:
-    """The code of the cause that may end by itself or by a person's hand; empty: it is another error."""
+    """Return the code of a cause that may end by itself or by a user's action; empty for other errors."""
     if isinstance(error, OSError) and error.errno in _FULL:
         return DISK_FULL
     code = error.error_code if isinstance(error, AttemptError) else getattr(error, "code", "")
@@ -39,7 +39,7 @@ def waits_for(error: Exception) -> str:
 
 
 async def with_room(what: str, work: Callable[[], Awaitable[T]], context: Context) -> T:
-    """What `work` returns, which is tried for as long as there is no room; `what` names what it does not do then."""
+    """Return what `work` returns, retried for as long as there is no space. `what` names the pending operation."""
     pause = FIRST_S
     while True:
         try:
@@ -57,6 +57,6 @@ async def with_room(what: str, work: Callable[[], Awaitable[T]], context: Contex
 
 
 def tell(what: str, error: Exception | str, code: str, context: Context) -> None:
-    """People see it as they see what a worker cannot start."""
+    """Report the cause as what a worker cannot start is reported."""
     when = "there is room" if code == DISK_FULL else "it is back"
     context.hindered(f"{what}: {error}; the run keeps what it has and goes on by itself when {when}", code=code)

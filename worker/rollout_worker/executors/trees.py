@@ -1,4 +1,4 @@
-"""Directories that a run names, on this host: the client's own, if they are here, else what it uploaded."""
+"""Directories that a run names, on this host: the client's own if they are here, else the uploaded ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rollout_worker.executors.port import Context
 
 
 async def locate_model(model: JsonObject, context: Context) -> tuple[str, str | None]:
-    """Where the model and its tokenizer are on this host: directories, or Hugging Face names as given."""
+    """Return the model and its tokenizer on this host: directories, or Hugging Face names as given."""
     path = model["uri"]
     if model.get("snapshot"):
         path = str(await exported(bytes.fromhex(model["snapshot"]), context))
@@ -32,7 +32,7 @@ async def locate_model(model: JsonObject, context: Context) -> tuple[str, str | 
 
 
 async def locate_adapters(model: JsonObject, context: Context) -> dict[str, str]:
-    """By name, where the model's adapters are on this host, as above."""
+    """Return the model's adapters on this host by name, as `locate_model` does."""
     found: dict[str, str] = {}
     adapters: dict[str, JsonObject] = model.get("adapters") or {}
     for one in adapters.values():
@@ -43,8 +43,10 @@ async def locate_adapters(model: JsonObject, context: Context) -> dict[str, str]
 
 
 async def changed_directory(model: JsonObject, located: tuple[str, str | None]) -> str:
-    """A directory of the user's own, of those that `locate_model` gave, that does not hold any more what the run began
-    with; empty: none. What came from the store is in directories that nobody changes."""
+    """Return a user's own directory, among those of `locate_model`, that no longer holds what the run began with.
+
+    Returns an empty string if there is none. Directories from the store are never changed.
+    """
     used = [(located[0], model.get("path"), model.get("tree"))] if model.get("local") else []
     if model.get("tokenizer_local"):
         used.append((located[1] or "", model["tokenizer_path"], model["tokenizer_tree"]))
@@ -55,7 +57,8 @@ async def changed_directory(model: JsonObject, located: tuple[str, str | None]) 
 
 
 async def _directory(path: str, tree: str, manifest: str | None, context: Context) -> str:
-    """The very directory the client named if its files are here too (one machine, a shared disk), else from objects."""
+    """Return the client's own directory if its files are here too (one machine, a shared disk), else that from
+    objects."""
     if await asyncio.to_thread(_holds, Path(path), tree):
         return path
     if manifest is None:
@@ -68,16 +71,16 @@ async def _directory(path: str, tree: str, manifest: str | None, context: Contex
 
 
 async def exported(snapshot: bytes, context: Context) -> Path:
-    """The model of a snapshot as a directory that engines load, which all processes of this host share."""
+    """Return a snapshot's model as a directory that engines load and all processes of this host share."""
     source = await context.object_path(snapshot)
     root = host_directory(source, context, "models")
     return await asyncio.to_thread(_export, source, snapshot, root / snapshot.hex())
 
 
 def host_directory(source: Path, context: Context, name: str) -> Path:
-    """A directory beside the cache that holds the object `source`: processes of this host share it, and it stays.
+    """Return a lasting directory beside the cache that holds the object `source`, shared by processes of this host.
 
-    Where the object is not in a cache, one of the attempt's own.
+    If the object is not in a cache, it is one of the attempt's own.
     """
     cache = source.parents[1]
     return cache.with_name(f"{cache.name}-{name}") if source.parent.name == source.name[:2] else context.scratch / name
@@ -97,7 +100,7 @@ def _export(source: Path, snapshot: bytes, directory: Path) -> Path:
 
 
 async def shared_tree(manifest: bytes, context: Context) -> Path:
-    """The directory of an uploaded tree, which all processes of this host share; its files are links into the cache."""
+    """Return the directory of an uploaded tree, shared by all processes of this host; its files link into the cache."""
     source = await context.object_path(manifest)
     return await materialise(manifest, _ContextCache(context), host_directory(source, context, "trees"))
 
@@ -110,7 +113,7 @@ def _holds(path: Path, tree: str) -> bool:
 
 
 class _ContextCache:
-    """What `materialise` needs of a cache, through the attempt's context."""
+    """The cache that `materialise` needs, through the attempt's context."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
