@@ -286,9 +286,12 @@ class Coordinator:
         said: dict[str, Any] = {"address": row.address}
         if seen_ms:
             said |= {"seen_ms": seen_ms, "gap_s": round(max(0, now.wall_ms - seen_ms) / 1000, 1)}
-        event, level = ("predecessor_stopped", "info") if row.released else ("predecessor_failed", "warning")
-        getattr(log, level)(event, **said)
-        self._note_predecessor = partial(p.history.note, event, level, **said)
+        if row.released:
+            log.info("predecessor_stopped", **said)
+            self._note_predecessor = partial(p.history.note, "predecessor_stopped", "info", **said)
+        else:
+            log.warning("predecessor_failed", **said)
+            self._note_predecessor = partial(p.history.note, "predecessor_failed", "warning", **said)
 
     async def _newest_event_ms(self) -> int:
         """Return the time of the newest event, 0 if there is none or the database is slow."""
