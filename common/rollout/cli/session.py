@@ -119,9 +119,7 @@ class Invocation:
         self._workload, self._settings, self._options = work.workload, work.settings, work.options
         self._target, self._display = work.target, work.display
         self._note = once(work.display.note)
-        self._cluster = CommandCluster(
-            work.target, work.workload, work.settings, work.display, workers=work.options.workers
-        )
+        self._cluster = CommandCluster(work)
         output, rows = work.directory.expanduser(), work.followed
         self._snapshots = NamedSnapshots(work.workload, work.target, output, work.display.note, work.display.step)
         self._followed = FollowedInput(rows, output, work.display) if rows is not None else None
