@@ -5,46 +5,31 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
 
-from pydantic import BaseModel
-
-from rollout.cli.progress import Display
 from rollout.cli.waits import Waits
+from rollout.cli.work import Work
 from rollout.client.embedded import Embedded
 from rollout.client.private import remember_command, state_of
 from rollout.client.runs import Runs
 from rollout.client.target import Target, connected
-from rollout.workloads.port import Workload, cloud_of
+from rollout.workloads.port import cloud_of
 
 
 class CommandCluster:
-    """The cluster; enter `prepared`, and `reached` within it.
+    """`prepared`, and `reached` within. Its own has as many workers as `work` says, with several `engines` at once
+    each."""
 
-    `target` is the cluster as it was named. The command's own cluster has `workers`, or as many as the settings say,
-    each of which may have several `engines` at once.
-    """
-
-    def __init__(
-        self,
-        target: Target,
-        workload: Workload[Any, Any],
-        settings: BaseModel,
-        display: Display,
-        *,
-        workers: int | None,
-        engines: int = 1,
-    ) -> None:
-        self.target = target
-        self.is_own = target.private is not None
+    def __init__(self, work: Work, *, engines: int = 1) -> None:
+        self.target = work.target
+        self.is_own = work.is_private
         self.had_ledger = False
         """Whether the ledger of the command's own cluster existed before."""
-        self._workload = workload
-        self._settings = settings
-        self._display = display
-        self._workers = workers
+        self._work = work
+        self._display = work.display
         self._engines = engines
-        self._waits = Waits(display.note) if self.is_own else Waits(display.note, target.asked, self.tell)
+        self._waits = Waits(self._display.note)
+        if not self.is_own:
+            self._waits = Waits(self._display.note, work.target.asked, self.tell)
         self._embedded: Embedded | None = None
         self._runs: Runs | None = None
 
@@ -86,13 +71,14 @@ class CommandCluster:
         if self.target.private is None:
             yield
             return
+        work = self._work
         embedded = self._embedded = Embedded(
             self.target.private,
-            workers=self._workers or self._workload.workers(self._settings),
+            workers=work.options.workers or work.workload.workers(work.settings),
             report=self._display.note,
             engines=self._engines,
-            executors=self._workload.executors,
-            cloud=cloud_of(self._settings),
+            executors=work.workload.executors,
+            cloud=cloud_of(work.settings),
         )
         try:
             await embedded.prepare()

@@ -7,14 +7,12 @@ from pathlib import Path
 
 from rollout.cli.asking import reached
 from rollout.cli.words import unsuccessful
-from rollout.cli.work import Work
+from rollout.cli.work import PATIENCE_S, Work
 from rollout.client.private import state_of
 from rollout.model.errors import NotFoundError
 from rollout.model.ids import short
 from rollout.workloads.json_form import JsonObject, lookup
 from rollout.workloads.output_place import OutputPlace
-
-_PATIENCE_S = 900.0
 
 
 async def complete(
@@ -30,7 +28,7 @@ async def complete(
     async def fetch(object_id: bytes, path: Path) -> None:
         if work.is_private and state_of(place.directory) is None:
             raise NotFoundError(f"its private cluster, {target.private}, was deleted")
-        async with reached(target, note, patience_s=_PATIENCE_S) as (runs, _):
+        async with reached(target, note, patience_s=PATIENCE_S) as (runs, _):
             await runs.download(run_id, object_id, path)
 
     made = await workload.finished(fetch, config, place.directory, summary, work.display.note)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rollout.cli.asking import reached
 from rollout.cli.input_check import InputCheck
 from rollout.cli.references import means, resolve_run
-from rollout.cli.work import Work
+from rollout.cli.work import FIRST_PATIENCE_S, Work
 from rollout.client.private import state_of
 from rollout.model.errors import ConfigError, OtherRunError
 from rollout.model.ids import is_ulid, short
@@ -15,8 +15,6 @@ from rollout.workloads.carrying import CARRIED
 from rollout.workloads.output import OutputDirectory
 from rollout.workloads.port import Checked
 from rollout.workloads.resume import all_changes, failed_without_results
-
-_PATIENCE_S = 20.0  # an address that never answered is probably wrong
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +60,7 @@ class MeantRun:
                 f"--resume {text}: no private cluster has run in {path} that knows such a run: name the "
                 "cluster of the run (--coordinator, --context), or give the whole id"
             )
-        async with reached(target, self.work.display.note, patience_s=_PATIENCE_S) as (runs, _):
+        async with reached(target, self.work.display.note, patience_s=FIRST_PATIENCE_S) as (runs, _):
             return await resolve_run(runs, text)
 
     def _refuse_changes(self, checked: Checked) -> None:

@@ -8,14 +8,13 @@ from typing import Any
 
 from rollout.cli.anywhere import Places, find_named, find_snapshot
 from rollout.cli.asking import once, reached
+from rollout.cli.work import FIRST_PATIENCE_S
 from rollout.client.run_session import RunSession
 from rollout.client.snapshots import SHORT, Snapshot, bring_snapshot, pin_snapshot
 from rollout.client.target import Target
 from rollout.model.ids import short
 from rollout.workloads.json_form import JsonObject, lookup
 from rollout.workloads.port import Checked, Workload
-
-_PATIENCE_S = 20.0
 
 
 class NamedSnapshots:
@@ -67,6 +66,6 @@ class NamedSnapshots:
                 self._step(f"bringing snapshot {name[:SHORT]}: {size}")
 
             scratch = self._output / f".{name[:SHORT]}.tar"
-            async with reached(target, self.where.tell, patience_s=_PATIENCE_S) as (source, _):
+            async with reached(target, self.where.tell, patience_s=FIRST_PATIENCE_S) as (source, _):
                 await bring_snapshot(source, snapshot, session.runs, session.run_id, scratch, tell)
             self._note(f"brought snapshot {name[:SHORT]}")

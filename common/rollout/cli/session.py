@@ -36,7 +36,7 @@ from rollout.cli.run_rows import InputRows, publisher_of, rows_of
 from rollout.cli.shown_output import ShownOutput
 from rollout.cli.streams import keep_going
 from rollout.cli.words import counted, of_unit
-from rollout.cli.work import Work
+from rollout.cli.work import FIRST_PATIENCE_S, PATIENCE_S, Work
 from rollout.cli.work_options import Options
 from rollout.client.intake_queues import Queues, opened
 from rollout.client.private import state_of
@@ -66,9 +66,6 @@ from rollout.workloads.resume import (
 )
 
 T = TypeVar("T")
-
-_PATIENCE_S = 900.0  # a run outlives a coordinator that is being repaired
-_FIRST_PATIENCE_S = 20.0  # but an address that never answered a new run is probably wrong
 
 
 def run_workload(
@@ -122,9 +119,7 @@ class Invocation:
         self._workload, self._settings, self._options = work.workload, work.settings, work.options
         self._target, self._display = work.target, work.display
         self._note = once(work.display.note)
-        self._cluster = CommandCluster(
-            work.target, work.workload, work.settings, work.display, workers=work.options.workers
-        )
+        self._cluster = CommandCluster(work)
         output, rows = work.directory.expanduser(), work.followed
         self._snapshots = NamedSnapshots(work.workload, work.target, output, work.display.note, work.display.step)
         self._followed = FollowedInput(rows, output, work.display) if rows is not None else None
@@ -311,7 +306,7 @@ class Invocation:
                 self._display.note(f"note: {told}")
                 return await self._complete(known, config, summary)
             self._display.note(f"run {short(known)} is over, and {why}: {told}")
-        async with self._reached(_PATIENCE_S, checked) as runs:
+        async with self._reached(PATIENCE_S, checked) as runs:
             if summary is None:
                 self._display.note(f"run {short(known)} goes no further, since {checked.follows}")
                 await self._unless_failed(self._end(runs, known, config, checked))
@@ -354,7 +349,7 @@ class Invocation:
             if known is not None and self._work.is_private and state_of(self._output.path) is None:
                 # Before a ledger is made that has never known it.
                 await self._resumed(known, stored).refuse_to_lose(checked)
-            async with self._reached(_PATIENCE_S if known else _FIRST_PATIENCE_S, checked) as runs:
+            async with self._reached(PATIENCE_S if known else FIRST_PATIENCE_S, checked) as runs:
                 run_id = known or new_ulid()
                 config = await self._unless_failed(self._agreed(runs, run_id, stored, checked, new=known is None))
                 return await self._carry_out(runs, run_id, config, checked, resumed=known is not None, queues=queues)
@@ -414,7 +409,7 @@ class Invocation:
             if shown is not None and resumed:
                 await shown.skip()
             await run.remember(self._target, self._output.path, self._name)
-            runs.patience_s = _PATIENCE_S
+            runs.patience_s = PATIENCE_S
             # A run whose every unit is in the ledger may still lack a tree: an earlier command was cut off.
             if status.state == "running":
                 await self._unless_failed(self._snapshots.provide(run, config, checked.snapshots))
@@ -437,7 +432,7 @@ class Invocation:
 
     def _reached(self, patience_s: float, checked: Checked) -> AbstractAsyncContextManager[Runs]:
         own = self._cluster.is_own
-        return self._cluster.reached(_PATIENCE_S if own else patience_s, self._options.command(), checked.slots)
+        return self._cluster.reached(PATIENCE_S if own else patience_s, self._options.command(), checked.slots)
 
     async def _unless_failed(self, work: Coroutine[Any, Any, T]) -> T:
         """Before results are collected, which looks at it itself: nobody waits for a cluster that has ended."""

@@ -15,6 +15,11 @@ from rollout.workloads.arriving_rows import queued_input
 from rollout.workloads.port import Workload
 from rollout.workloads.sections import QueuedInput
 
+PATIENCE_S = 900.0
+"""A run outlives a coordinator that is being repaired."""
+FIRST_PATIENCE_S = 20.0
+"""An address that never answered a new run is probably wrong."""
+
 
 @dataclass(frozen=True, slots=True)
 class Work:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from rollout.client.account import keep_lines, kept_lines
 from rollout.model.errors import ConfigError
-from rollout.workloads.staging import state_home
 
 STATE_DIR = ".rollout"
 """Directory below an output directory with the private cluster's ledger, objects, certificates and logs."""
@@ -24,7 +24,7 @@ DATABASE = "rollout.db"
 _LOCK = "owner.lock"
 _ADDRESS = "address.json"
 _COMMAND = "command.json"
-_KNOWN_MAX = 500
+_KNOWN, _KNOWN_MAX = "private-runs", 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,16 +154,10 @@ def command_of(state: Path) -> Command | None:
 
 
 def remember_private_run(run: PrivateRun) -> None:
-    """Record the run, so that commands in other directories find it. A machine where that is impossible does
-    without."""
+    """So that commands in other directories find it."""
     known = [other for other in known_private_runs() if other.run_id != run.run_id]
     lines = [[one.run_id, one.name, str(one.state)] for one in [*known, run][-_KNOWN_MAX:]]
-    with suppress(OSError, RuntimeError):
-        path = _known_path()
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        scratch = path.with_name(f".{path.name}.{os.getpid()}")
-        scratch.write_text("".join(f"{json.dumps(line)}\n" for line in lines), "ascii")
-        scratch.replace(path)
+    keep_lines(_KNOWN, map(json.dumps, lines))
 
 
 def private_runs() -> list[PrivateRun]:
@@ -174,17 +168,11 @@ def private_runs() -> list[PrivateRun]:
 def known_private_runs() -> list[PrivateRun]:
     """Return the runs, including those whose cluster was deleted."""
     found: list[PrivateRun] = []
-    try:
-        for line in _known_path().read_text("ascii").splitlines():
+    with suppress(ValueError):
+        for line in kept_lines(_KNOWN):
             run_id, name, state = json.loads(line)
             found.append(PrivateRun(str(run_id), str(name), Path(str(state))))
-    except (OSError, ValueError, RuntimeError):  # RuntimeError: this account has no home
-        return found
     return found
-
-
-def _known_path() -> Path:
-    return state_home() / "private-runs"
 
 
 def _cwd() -> str:

@@ -278,9 +278,10 @@ class Checked:
         """Yield the lines of the input from unit `start` on again. Raises InputChangedError if they have changed."""
         if self.source is None:
             raise RuntimeError("this check kept no source")
-        if self.carried is None:
-            return islice(self.source.rows(start), self.total - start)
-        return islice(self.carried.pick(self.source.rows(self.carried.row(start))), self.total - start)
+        if self.carried is not None:
+            return islice(self.carried.pick(self.source.rows(self.carried.row(start))), self.total - start)
+        rows = self.source.rows(start)
+        return islice(rows, self.total - start) if self.partly else rows  # to its end, or nobody sees that it grew
 
     def carry(self, carried: Carried) -> None:
         """Make only the rows that are not taken over units."""

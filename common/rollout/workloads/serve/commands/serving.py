@@ -16,13 +16,13 @@ from rollout.cli.command_cluster import CommandCluster
 from rollout.cli.dry_run import dry_run
 from rollout.cli.interrupt import Interrupted, Interrupts
 from rollout.cli.named_snapshots import NamedSnapshots
-from rollout.cli.progress import Display, display_for
+from rollout.cli.progress import display_for
 from rollout.cli.run_place import place, target_of
+from rollout.cli.work import Work
 from rollout.cli.work_options import Options
 from rollout.client.private import OwnerLock
 from rollout.client.runs import Runs
 from rollout.client.snapshots import NoSnapshotYetError
-from rollout.client.target import Target
 from rollout.model.errors import RolloutError, StateError
 from rollout.model.ids import short
 from rollout.wire import event_loop
@@ -61,8 +61,9 @@ def serve_until_ended(
     if target.private is not None:
         workload.check_host(settings)
     display = display_for(json=options.json)
+    work = Work(workload, settings, options, target, display)
     try:
-        return event_loop.run(_Serving(workload, settings, read, at_place, options, target, display).run())
+        return event_loop.run(_Serving(work, settings, read, at_place).run())
     finally:
         display.close()
 
@@ -70,26 +71,22 @@ def serve_until_ended(
 class _Serving:
     def __init__(
         self,
-        workload: Workload[Any, Any],
+        work: Work,
         settings: ServeConfig,
         read: Callable[[], ServeConfig],
         at_place: Callable[[], AbstractContextManager[None]],
-        options: Options,
-        target: Target,
-        display: Display,
     ) -> None:
-        self._workload = workload
+        self._workload, self._target, self._display = work.workload, work.target, work.display
         self._settings = settings
         self._read = read
         self._at_place = at_place
-        self._options = options
-        self._target = target
-        self._display = display
-        self._directory = workload.directory(settings)
+        self._directory = work.directory
         self._gateway = Gateway(settings, read_keys(settings.serve.api_keys_env, os.environ))
-        self._cluster = CommandCluster(target, workload, settings, display, workers=options.workers, engines=2)
+        self._cluster = CommandCluster(work, engines=2)
         """Two engines, because the old and the new model overlap during a switch."""
-        self._snapshots = NamedSnapshots(workload, target, self._directory, display.note, display.step)
+        self._snapshots = NamedSnapshots(
+            work.workload, work.target, self._directory, work.display.note, work.display.step
+        )
         self._serves = False
         self._ending = asyncio.Event()
         self._told = asyncio.Event()

@@ -1,0 +1,25 @@
+"""Lines that are written down for this account on this machine, by name. An account that cannot does without."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+
+from rollout.workloads.staging import state_home
+
+
+def kept_lines(name: str) -> list[str]:
+    with suppress(OSError, ValueError, RuntimeError):  # RuntimeError: it has no home
+        return (state_home() / name).read_text("ascii").splitlines()
+    return []
+
+
+def keep_lines(name: str, lines: Iterable[str]) -> None:
+    """In place of those that were there. ASCII."""
+    with suppress(OSError, RuntimeError):
+        path = state_home() / name
+        scratch = path.with_name(f".{path.name}.{os.getpid()}")
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        scratch.write_text("".join(f"{line}\n" for line in lines), "ascii")
+        scratch.replace(path)
