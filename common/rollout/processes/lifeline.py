@@ -17,6 +17,7 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Callable
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _libc = ctypes.CDLL(None)  # before a fork: after it, another thread's lock on the loader would stay
@@ -43,13 +44,19 @@ def hold(parent: int) -> None:
     die_with_parent(parent)
     line = os.dup(0)
     _empty_stdin()
+    at_end(line, lambda: os.killpg(0, signal.SIGKILL))
+
+
+def at_end(fd: int, act: Callable[[], None]) -> None:
+    """Call `act`, in a thread, once nobody can write to the pipe `fd` any more, or it broke."""
 
     def watch() -> None:
         try:
-            while os.read(line, 1):
+            while os.read(fd, 1):
                 pass
-        finally:
-            os.killpg(0, signal.SIGKILL)
+        except OSError:
+            pass
+        act()
 
     _thread.start_new_thread(watch, ())
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import threading
+import time
 from collections.abc import Callable, Mapping
+
+from rollout.processes.lifeline import at_end
 
 PARENT_FD = "ROLLOUT_PARENT_FD"
 GRACE_S = 8.0
@@ -45,16 +47,11 @@ def watch_parent(
         loop = asyncio.get_running_loop()
     except RuntimeError:
         loop = None
-    threading.Thread(target=_wait, args=(fd, callback, loop, grace_s), name="parent-watch", daemon=True).start()
+    at_end(fd, lambda: _end(callback, loop, grace_s))
     return True
 
 
-def _wait(fd: int, callback: Callable[[], None], loop: asyncio.AbstractEventLoop | None, grace_s: float) -> None:
-    try:
-        while os.read(fd, 1):
-            pass
-    except OSError:
-        pass  # a pipe that broke is as good as closed
+def _end(callback: Callable[[], None], loop: asyncio.AbstractEventLoop | None, grace_s: float) -> None:
     try:
         if loop is None:
             callback()
@@ -63,7 +60,7 @@ def _wait(fd: int, callback: Callable[[], None], loop: asyncio.AbstractEventLoop
     except RuntimeError:
         pass  # the loop has ended already: so is the process about to
     finally:
-        threading.Event().wait(grace_s)
+        time.sleep(grace_s)
         if os.getpgid(0) == os.getpid():
             os.killpg(0, signal.SIGKILL)
         os._exit(1)

@@ -1,4 +1,4 @@
-"""An event loop's end of a socket pair to another process, in frames (`framing`)."""
+"""An event loop's end of a socket pair to another process, in frames (`framing`), and of a pipe that it prints to."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import socket
 import struct
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from typing import Any, Self, cast
+from typing import IO, Any, Self, cast
 
 from rollout.processes.framing import FRAME_MAX, HEAD, MESSAGE
 
@@ -24,6 +24,29 @@ def inherited_socket() -> Generator[tuple[socket.socket, int]]:
         except BaseException:
             ours.close()
             raise
+
+
+class Printed(asyncio.Protocol):
+    """What comes by a pipe, for `tell`. Unlike asyncio's own streams of a process, it can be closed while a process
+    that was left behind still holds the other end. `end`: done when nobody does any more."""
+
+    def __init__(self, tell: Callable[[bytes], None]) -> None:
+        self._tell = tell
+        self.end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def over(self, pipe: IO[bytes]) -> Self:
+        self._transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: self, pipe)
+        return self
+
+    def data_received(self, data: bytes) -> None:
+        self._tell(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.end.done():
+            self.end.set_result(None)
+
+    def close(self) -> None:
+        self._transport.close()
 
 
 class Pipe(asyncio.Protocol):

@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -32,7 +33,7 @@ from rollout.processes.backoff import Backoff
 from rollout.processes.child import Child
 from rollout.processes.descendants import kill_with_descendants
 from rollout.processes.exits import exit_text
-from rollout.processes.pipe import Pipe, inherited_socket
+from rollout.processes.pipe import Pipe, Printed, inherited_socket
 from rollout.workloads.invalid import refuse_invalid
 from rollout.workloads.json_form import JsonObject, canonical
 from rollout.workloads.map.failure import to_text
@@ -563,8 +564,8 @@ class UserProcess:
             os.close(write)
         await self._results.over(ours)
         loop = asyncio.get_running_loop()
-        transport, _ = await loop.connect_read_pipe(lambda: _Lines(self._output), os.fdopen(read, "rb", 0))
-        self._watch = loop.create_task(self._wait(self._child, transport))
+        printed = await Printed(partial(self._output.take, "stdout")).over(os.fdopen(read, "rb", 0))
+        self._watch = loop.create_task(self._wait(self._child, printed))
         self._cut = loop.create_task(self._end_cut_off())
         self._rows.send(self._init)
         return await self._loading
@@ -574,7 +575,7 @@ class UserProcess:
             self.loaded = failure is None
             self._loading.set_result(failure)
 
-    async def _wait(self, child: Child, transport: asyncio.BaseTransport) -> None:
+    async def _wait(self, child: Child, printed: Printed) -> None:
         code = await child.wait()
         self.ran_out = code == -signal.SIGKILL and cgroup.oom_kills() > self._oom_kills
         self._exited.set()
@@ -583,7 +584,7 @@ class UserProcess:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._lost.wait(), DRAIN_S)
         await asyncio.sleep(0)
-        transport.close()
+        printed.close()
         self._results.abort()
         self._output.close()
         self._rows.close()
@@ -706,14 +707,6 @@ class _Results(Pipe):
             self._result(kind, body)
         except (ValueError, KeyError, TypeError):
             self.abort()
-
-
-class _Lines(asyncio.Protocol):
-    def __init__(self, output: Output) -> None:
-        self._output = output
-
-    def data_received(self, data: bytes) -> None:
-        self._output.take("stdout", data)
 
 
 def _rows_pair() -> tuple[socket.socket, socket.socket]:

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import structlog
 
+from rollout_worker.sandboxes import cgroups
+
 log = structlog.get_logger()
 
 _SIGNS = re.compile(rb"MemoryError|bad_alloc|[Cc]annot allocate memory|[Oo]ut of memory")
@@ -71,30 +73,17 @@ class MemoryGroups:
         """One for a child, with that limit on memory and no swap beyond it; None where it cannot be had."""
         if self.base is None:
             return None
-        group = MemoryGroup(self.base / f"child-{child}")
+        name, place = f"child-{child}", cgroups.Place({"memory": self.base}, self._unified)
         try:
-            group.path.mkdir()
-            group.limit(limit_bytes, unified=self._unified)
+            return MemoryGroup(*cgroups.make(place, name, cpus=0, memory=limit_bytes, pids=0))
         except OSError as error:
-            log.warning("memory_group_failed", group=str(group.path), error=str(error))
-            group.remove()
+            log.warning("memory_group_failed", group=str(self.base / name), error=str(error))
             return None
-        return group
 
 
 class MemoryGroup:
     def __init__(self, path: Path) -> None:
         self.path = path
-
-    def limit(self, size: int, *, unified: bool) -> None:
-        if unified:
-            (self.path / "memory.max").write_text(str(size))
-            swap, none = self.path / "memory.swap.max", "0"
-        else:
-            (self.path / "memory.limit_in_bytes").write_text(str(size))
-            swap, none = self.path / "memory.memsw.limit_in_bytes", str(size)
-        with contextlib.suppress(OSError):  # where swap is not accounted for, there is none to speak of
-            swap.write_text(none)
 
     def add(self, pid: int) -> None:
         """Before it has started anything. ProcessLookupError when it is gone."""
@@ -102,11 +91,7 @@ class MemoryGroup:
 
     def killed(self) -> bool:
         """Whether the kernel ended a process of it for want of memory."""
-        for name in ("memory.events", "memory.oom_control"):
-            with contextlib.suppress(OSError):
-                counts = dict(line.split() for line in (self.path / name).read_text().splitlines())
-                return int(counts.get("oom_kill", 0)) > 0
-        return False
+        return cgroups.memory_kills(cgroups.memory_events([self.path])) > 0
 
     def remove(self) -> None:
         """Once nothing runs in it; what is left, the guard removes at the end."""

@@ -21,6 +21,7 @@ from rollout.processes.child import PIPE
 from rollout.processes.command import Process, start
 from rollout.processes.descendants import kill_each, kill_with_descendants
 from rollout.processes.exits import exit_text
+from rollout.processes.pipe import Printed
 
 from rollout_worker.sandboxes.kernel import adopt_orphans
 
@@ -149,17 +150,12 @@ class LocalProcess(TestProcess):
         _alive.add(process.pid)
         self._alone = alone
         self._process = process
-        self._streams: list[asyncio.BaseTransport] = []
-        self._ends: list[asyncio.Future[None]] = []
+        self._streams: list[Printed] = []
 
     async def read(self, on_output: OnOutput) -> None:
-        loop = asyncio.get_running_loop()
         pipes: dict[Stream, Any] = {"stdout": self._process.stdout, "stderr": self._process.stderr}
         for stream, pipe in pipes.items():
-            reader = _Reader(partial(on_output, stream), loop.create_future())
-            transport, _ = await loop.connect_read_pipe(lambda reader=reader: reader, pipe)
-            self._streams.append(transport)
-            self._ends.append(reader.end)
+            self._streams.append(await Printed(partial(on_output, stream)).over(pipe))
 
     async def send(self, data: bytes) -> None:
         await asyncio.to_thread(self._send, data)
@@ -176,7 +172,7 @@ class LocalProcess(TestProcess):
 
     async def wait(self) -> str:
         code = self.code = await asyncio.to_thread(self._process.wait)
-        await asyncio.wait(self._ends, timeout=DRAIN_S)
+        await asyncio.wait([stream.end for stream in self._streams], timeout=DRAIN_S)
         for stream in self._streams:
             stream.close()
         self.close_input()
@@ -212,16 +208,3 @@ def _session(pid: int) -> int:
         return os.getsid(pid)
     except OSError:
         return 0
-
-
-class _Reader(asyncio.Protocol):
-    def __init__(self, tell: Callable[[bytes], None], end: asyncio.Future[None]) -> None:
-        self._tell = tell
-        self.end = end
-
-    def data_received(self, data: bytes) -> None:
-        self._tell(data)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if not self.end.done():
-            self.end.set_result(None)
