@@ -19,8 +19,9 @@ from rollout.workloads.infer.payload import Payload, decode_result, encode_paylo
 from rollout.workloads.infer.plan import resolve_config
 from rollout.workloads.infer.request import parse_row
 from rollout_worker.backends.port import Choice, Completion
-from rollout_worker.executors.infer import InferExecutor, locate_model, read_answers, row_result
+from rollout_worker.executors.infer import InferExecutor, read_answers, row_result
 from rollout_worker.executors.port import Attempt, Child, Replica, Run
+from rollout_worker.executors.trees import locate_model
 
 
 class FakeContext:

@@ -18,7 +18,7 @@ from rollout.workloads.json_form import JsonObject
 
 from rollout_worker.backends.environment import engine_devices, engine_environment
 from rollout_worker.backends.opening import open_backend
-from rollout_worker.backends.port import Backend, BackendOptions, EngineFaultError
+from rollout_worker.backends.port import Backend, EngineFaultError
 from rollout_worker.backends.suggested import suggested_sampling
 from rollout_worker.executors.infer_requests import (
     answer,
@@ -29,7 +29,7 @@ from rollout_worker.executors.infer_requests import (
 )
 from rollout_worker.executors.port import Attempt, Context, Done, Run, UnsuitableError, remember
 from rollout_worker.executors.serving import SERVE, Engine, Room, Serving
-from rollout_worker.executors.trees import locate_adapters, locate_model
+from rollout_worker.executors.trees import located_options
 
 _log = structlog.get_logger()
 ENGINE_WAITS = "engine_waits"
@@ -81,17 +81,12 @@ class InferExecutor:
 
     async def start(self, run: Run, context: Context) -> None:
         """Fetch the model and load it. Raises AttemptError (not retryable), which says what is missing."""
-        backend = dict(run.config["backend"])
-        kind = str(backend.pop("kind"))
-        model, tokenizer = await locate_model(run.config["model"], context)
-        if run.config["model"].get("revision"):
-            backend["revision"] = run.config["model"]["revision"]
-        adapters = await locate_adapters(run.config["model"], context)
-        options = BackendOptions(model=model, tokenizer=tokenizer, kind=kind, options=backend, adapters=adapters)
+        options = await located_options(run, context)
         opened = open_backend(options)
         await opened.start()
         self._backend = opened
-        self._suggested = await suggested_sampling(kind, model, backend.get("revision"))
+        kind, model = options.kind, options.model
+        self._suggested = await suggested_sampling(kind, model, options.options.get("revision"))
         _log.info("engine_ready", backend=kind, device=opened.device, concurrency=opened.concurrency, run_id=run.run_id)
 
     async def run(self, attempt: Attempt, context: Context) -> Done:

@@ -31,7 +31,7 @@ from rollout_worker.executors.rollout_trials import trials
 from rollout_worker.executors.rollout_turns import Game, Turn
 from rollout_worker.executors.train_rollouts import manifest_of
 from rollout_worker.executors.train_room import with_room
-from rollout_worker.executors.trees import locate_model
+from rollout_worker.executors.trees import located_options
 
 _log = structlog.get_logger()
 
@@ -81,13 +81,8 @@ class RolloutExecutor:
         return run.config.get("placement") == "colocated"
 
     async def start(self, run: Run, context: Context) -> None:
-        backend = dict(run.config["backend"])
-        kind = str(backend.pop("kind"))
-        model, tokenizer = await locate_model(run.config["model"], context)
-        if run.config["model"].get("revision"):
-            backend["revision"] = run.config["model"]["revision"]
         self._concurrency = int(run.config.get("groups_at_once") or 1)
-        self._options = BackendOptions(model, tokenizer, kind, backend, trained=True)
+        self._options = replace(await located_options(run, context), trained=True)
         self._engine = await self._open()
         self._codec, self._device = self._engine.tokens(), self._engine.device
         self._template = find_template(self._codec.tokenizer, run.config.get("chat_template"))

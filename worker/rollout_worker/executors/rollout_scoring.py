@@ -1,27 +1,23 @@
-"""Calls of the user's code for a group, rewards and environments: each is a child item of the executor `map`.
-
-A retried group finds the children of the attempt before it, which may have asked something else if samples cannot be
-drawn again to the last bit. A child is therefore identified by its place alone, and has a tag for what was asked, which
-is returned with the result. A child with another tag belongs to another attempt, and the next place is tried. A failed
-child has no tag, but an attempt ends with it. So n attempts that failed or were lost leave at most n failed children,
-and as many are skipped. A stolen attempt does not count: what failed then failed for the same prompt.
+"""The user's code that a group needs, rewards and environments: a call is a child of the group's item
+(`tagged_children`), of the executor `map`. Where samples cannot be drawn again to the last bit, the try before this one
+may have asked something else.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
 from blake3 import blake3
 from rollout.model.errors import AttemptError, InvalidResultError
-from rollout.model.item import ItemSpec, NewItem, Outcome
+from rollout.model.item import ItemSpec
 from rollout.workloads.json_form import field_in, object_in, parse_result
 from rollout.workloads.map.failure import from_text
 from rollout.workloads.map.limits import BACKSTOP_S
 from rollout.workloads.train.rollouts import Group, GroupResult, Play, Scoring, scores_of
 
-from rollout_worker.executors.port import Attempt, Child, Context
+from rollout_worker.executors.port import Attempt, Context
+from rollout_worker.tagged_children import NoAnswerError, TaggedChildren
 
 EXECUTOR = "map"
 _LOAD_S = 300.0
@@ -43,43 +39,28 @@ class Code:
     time."""
 
     def __init__(self, attempt: Attempt, context: Context, seconds: float, *, first: int = 0) -> None:
-        self._item = attempt.id
-        self._context = context
-        self._next = first
-        self._foreign_failures = attempt.failures + attempt.losses
-        self._results: AsyncIterator[Child] | None = None
         timeout_ms = round((seconds + BACKSTOP_S) * 1000)
-        self._spec = ItemSpec(executor=EXECUTOR, timeout_ms=timeout_ms, max_attempts=_ATTEMPTS)
+        spec = ItemSpec(executor=EXECUTOR, timeout_ms=timeout_ms, max_attempts=_ATTEMPTS)
+        foreign_failures = attempt.failures + attempt.losses
+        self._children = TaggedChildren(
+            b"\x02code", attempt.id, context, spec, foreign_failures=foreign_failures, first=first
+        )
 
     async def call(self, row: Scoring | Play) -> Any:
         """Return the result. Raises CodeFault if there is none."""
         tag = blake3(row.encode()).hexdigest()[:32]
         payload = replace(row, tag=tag).encode()
-        while True:
-            child = await self._child(payload)
-            if child.outcome is not Outcome.DONE:
-                if child.outcome is Outcome.FAILED and self._foreign_failures:
-                    self._foreign_failures -= 1
-                    continue
-                failure = child.failure
-                raise CodeFault(*((failure.code, failure.message) if failure else (child.outcome.name.lower(), "")))
-            try:
-                found = object_in(parse_result(child.data), "it")
-                if field_in(found, "tag", str) == tag:
-                    return found.get("value")
-            except InvalidResultError as error:
-                raise CodeFault("reward_invalid", error.message) from error
-
-    async def _child(self, payload: bytes) -> Child:
-        place, self._next = self._next, self._next + 1
-        identity = blake3(b"\x02code" + self._item + place.to_bytes(8, "big")).digest()
-        await self._context.spawn([NewItem(identity, payload, self._spec)], first_ordinal=place, seal=False)
-        if self._results is None:
-            self._results = self._context.children(place)
         try:
-            return await anext(self._results)
-        except StopAsyncIteration:
-            raise CodeFault("cancelled", "the group was closed while it waited for its reward") from None
+            return await self._children.answer(tag, lambda place: payload, _tagged)
+        except NoAnswerError as error:
+            raise CodeFault(error.code, error.message) from error
+        except InvalidResultError as error:
+            raise CodeFault("reward_invalid", error.message) from error
+
+
+def _tagged(data: bytes) -> tuple[str, Any]:
+    found = object_in(parse_result(data), "it")
+    return field_in(found, "tag", str), found.get("value")
 
 
 async def load_code(functions: list[str], environment: str, attempt: Attempt, context: Context) -> None:

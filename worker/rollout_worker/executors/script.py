@@ -49,10 +49,7 @@ def check_needs(name: str | None) -> None:
 
 class ScriptExecutor:
     placement: ClassVar[Literal["engine", "shared", "slot"]] = "slot"
-
-    @property
-    def concurrency(self) -> int:
-        return 1
+    concurrency = 1
 
     @classmethod
     def engine_key(cls, run: Run) -> str:

@@ -22,6 +22,8 @@ from rollout.processes.framing import MESSAGE
 from rollout.processes.interpreter import python_module
 from rollout.processes.pipe import Pipe, inherited_socket
 
+from rollout_worker.backends.training.faults import LESS_MEMORY
+
 T = TypeVar("T")
 DIED_S = 5.0
 """Seconds within which a process's end is known after another lost its connection to it."""
@@ -166,8 +168,7 @@ class Ranks:
         if code == -signal.SIGKILL and _oom_kills() > self._oom_kills:
             return AttemptError(
                 f"the process of rank {rank} {how} while the kernel ended processes for want of memory: out of memory "
-                f"with minibatches of {self._shape}: lower minibatch_size (and raise gradient_accumulation as much) "
-                "or max_length, set gradient_checkpointing = true, or give the worker's host more memory",
+                f"with minibatches of {self._shape}: {LESS_MEMORY}, or give the worker's host more memory",
                 code="out_of_memory",
             )
         return AttemptError(f"the process of rank {rank} {how} while it trained", code="trainer_died")

@@ -6,17 +6,16 @@ Failing would cost a segment and the run for what a user can mend in a minute.
 from __future__ import annotations
 
 import asyncio
-import errno
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from rollout.model.errors import AttemptError, RolloutError
 
+from rollout_worker.backends.training.faults import is_full
 from rollout_worker.executors.port import DISK_FULL, STORE_AWAY, Context
 
 FIRST_S, MOST_S = 1.0, 10.0
 """Seconds between two attempts, which grow from the first value to the second."""
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _CODES = {
     "storage_full": DISK_FULL,
     DISK_FULL: DISK_FULL,
@@ -24,18 +23,15 @@ _CODES = {
     "storage_fault": STORE_AWAY,
     "unavailable": STORE_AWAY,
 }
-_WORDS = ("No space left on device", "Disk quota exceeded", "File too large", "os error 28")
 T = TypeVar("T")
 
 
 def waits_for(error: Exception) -> str:
     """Return the code of a cause that may end by itself or by a user's action; empty for other errors."""
-    if isinstance(error, OSError) and error.errno in _FULL:
-        return DISK_FULL
     code = error.error_code if isinstance(error, AttemptError) else getattr(error, "code", "")
     if isinstance(error, RolloutError) and code in _CODES:
         return _CODES[code]
-    return DISK_FULL if any(word in str(error) for word in _WORDS) else ""
+    return DISK_FULL if is_full(error) else ""
 
 
 async def with_room(what: str, work: Callable[[], Awaitable[T]], context: Context) -> T:

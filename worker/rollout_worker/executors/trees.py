@@ -14,7 +14,8 @@ from rollout.snapshots.tar import unpack
 from rollout.workloads.json_form import JsonObject
 from rollout.workloads.local_model import tree_digest
 
-from rollout_worker.executors.port import Context
+from rollout_worker.backends.port import BackendOptions
+from rollout_worker.executors.port import Context, Run
 
 
 async def locate_model(model: JsonObject, context: Context) -> tuple[str, str | None]:
@@ -31,8 +32,18 @@ async def locate_model(model: JsonObject, context: Context) -> tuple[str, str | 
     return path, tokenizer
 
 
-async def locate_adapters(model: JsonObject, context: Context) -> dict[str, str]:
-    """Return the model's adapters on this host by name, as `locate_model` does."""
+async def located_options(run: Run, context: Context) -> BackendOptions:
+    """Of the engine of a run that has [model] and [backend]."""
+    model, backend = run.config["model"], dict(run.config["backend"])
+    kind = str(backend.pop("kind"))
+    path, tokenizer = await locate_model(model, context)
+    if model.get("revision"):
+        backend["revision"] = model["revision"]
+    return BackendOptions(path, tokenizer, kind, backend, adapters=await _locate_adapters(model, context))
+
+
+async def _locate_adapters(model: JsonObject, context: Context) -> dict[str, str]:
+    """By name, where the model's adapters are on this host, as above."""
     found: dict[str, str] = {}
     adapters: dict[str, JsonObject] = model.get("adapters") or {}
     for one in adapters.values():

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from errno import EDQUOT, ENOSPC
 from pathlib import Path
 
+from rollout.storage.disk import FULL
 from rollout.workloads.experiment.contracts import ref_of, sha256_of
 
 from rollout_worker.sandboxes import trees
@@ -14,7 +14,6 @@ from rollout_worker.trials.masking import Masks
 from rollout_worker.trials.port import TrialFault
 
 STORAGE_FULL = "evidence_storage_full"
-FULL = frozenset({ENOSPC, EDQUOT})
 
 
 class Blobs:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import json
 import os
 import shutil
@@ -13,6 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, cast
 
+from rollout.storage.disk import FULL
 from rollout.workloads.job.artifacts import MAIN_SERVICE, Artifact
 
 from rollout_worker.sandboxes import trees
@@ -26,7 +26,6 @@ ARTIFACTS_DIRECTORY = "/logs/artifacts"
 MANIFEST = "manifest.json"
 OK, MISSING, FAILED, TOO_LARGE = "ok", "missing", "failed", "too_large"
 """Results for an artifact."""
-NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 LOG_BYTES = 64 * MIB
 FILES_MAX = 20_000
 """Maximum files and directories of each copied directory."""
@@ -98,7 +97,7 @@ async def _bring_logs(sandbox: Sandbox, source: str, target: Path, masks: Masks,
 def _why(error: OSError) -> str:
     """Return the remark for an agent's file that cannot be kept. Raises TrialFault if the worker's disk is full, so
     that no other files can be kept either."""
-    if error.errno in NO_ROOM:
+    if error.errno in FULL:
         raise TrialFault("environment_resource_allocation_failed", f"the worker's disk is full: {error}") from error
     return f"{type(error).__name__}: {error.strerror or error}"
 

@@ -10,13 +10,14 @@ import json
 import os
 from pathlib import Path
 
+from rollout.storage.disk import FULL
 from rollout.workloads.job.record import as_text
 
 from rollout_worker.sandboxes import trees
 from rollout_worker.sandboxes.errors import SandboxFileError
 from rollout_worker.sandboxes.port import MIB, Sandbox
 from rollout_worker.sandboxes.trees import Selection
-from rollout_worker.trials.blobs import FULL, Blobs
+from rollout_worker.trials.blobs import Blobs
 from rollout_worker.trials.contracted import Contracted
 from rollout_worker.trials.making import admin
 from rollout_worker.trials.masking import Masks

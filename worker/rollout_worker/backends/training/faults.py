@@ -7,9 +7,15 @@ import errno
 
 from rollout.workloads.train.config import TrainingSection
 
+LESS_MEMORY = (
+    "lower minibatch_size (and raise gradient_accumulation as much), or max_length, or set gradient_checkpointing = "
+    "true"
+)
 _MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "bad_alloc", "not enough memory")
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-_NO_ROOM = ("no space left on device", "disk quota exceeded", "os error 28", "os error 27", "os error 122")
+_NO_ROOM = (
+    "no space left on device", "disk quota exceeded", "file too large", "os error 28", "os error 27", "os error 122",
+)  # fmt: skip
 
 
 def ran_out_of_memory(error: BaseException) -> bool:
@@ -24,8 +30,7 @@ def out_of_memory(settings: TrainingSection, error: BaseException) -> str:
     """Return the message, with the shape of a batch and what to lower."""
     return (
         f"out of memory with minibatches of {settings.minibatch_size} rows of at most {settings.max_length} tokens: "
-        "lower minibatch_size (and raise gradient_accumulation as much), or max_length, or set "
-        f"gradient_checkpointing = true ({str(error).partition(chr(10))[0][:300]})"
+        f"{LESS_MEMORY} ({str(error).partition(chr(10))[0][:300]})"
     )
 
 

@@ -31,7 +31,7 @@ from torch import Tensor
 from rollout_worker.algorithms.port import Algorithm, Batch
 from rollout_worker.backends.training import state as files
 from rollout_worker.backends.training.collate import Collator, partner
-from rollout_worker.backends.training.faults import ran_out_of_memory
+from rollout_worker.backends.training.faults import LESS_MEMORY, ran_out_of_memory
 from rollout_worker.backends.training.model_files import ModelFiles, base_of_adapter
 from rollout_worker.backends.training.models import (
     StepModels,
@@ -359,8 +359,7 @@ class Trainer(ABC):
         longest = max(self.collator.tokens([unit]) for unit in units)
         return AttemptError(
             f"out of memory at step {self.step + 1} with a minibatch of {self.settings.minibatch_size} rows, the "
-            f"longest of {longest} tokens: lower minibatch_size (and raise gradient_accumulation as much), or "
-            "max_length, or set gradient_checkpointing = true",
+            f"longest of {longest} tokens: {LESS_MEMORY}",
             code="out_of_memory",
             retry=False,
         )

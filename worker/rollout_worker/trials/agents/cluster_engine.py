@@ -1,29 +1,20 @@
-"""`Place.ask`: generations by engines of this cluster. Each is a child of the trial's item, of executor `infer`, or of
-`rollout` if a policy is trained (`policy_engine`).
-
-A child's place is (the trial's item, ordinal), and a try at a trial finds there what the try before it asked. So an
-item has an id by its place alone, and a tag by the question, which is returned with the result:
-
-- our tag: the result is the answer, whichever try asked for it (the same question at the same place has the same seed,
-so the answer would be the same);
-- another tag: an earlier try took another path here. The next place is asked.
-
-A child that failed has no tag. A try ends with it, so among the places of n earlier tries there are at most n such; as
-many are skipped before a failure is taken for this try's own.
+"""`Place.ask`: generations by engines of this cluster. Each is a child of the trial's item (`tagged_children`), of
+executor `infer`, or of `rollout` where a policy is trained (`policy_engine`). The same question at the same place has
+the same seed, so its answer is the same whichever try asked.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from blake3 import blake3
 from rollout.model.errors import InputError
-from rollout.model.item import Failure, ItemSpec, NewItem, Outcome
+from rollout.model.item import ItemSpec
 from rollout.workloads.infer.payload import Payload, decode_result, encode_payload
 from rollout.workloads.json_form import canonical
 
+from rollout_worker.tagged_children import NoAnswerError, Parent, TaggedChildren
 from rollout_worker.trials.port import Reply, TrialFault, UsageCount
 
 EXECUTOR = "infer"
@@ -39,30 +30,6 @@ _TYPES = {
 """Types of error for what the engine cannot do. Everything else is the service's fault, and may pass."""
 
 
-class Answered(Protocol):
-    """A child's result as executors see it."""
-
-    @property
-    def ordinal(self) -> int: ...
-
-    @property
-    def outcome(self) -> Outcome: ...
-
-    @property
-    def data(self) -> bytes: ...
-
-    @property
-    def failure(self) -> Failure | None: ...
-
-
-class Parent(Protocol):
-    """The methods of an attempt's context that concern children."""
-
-    async def spawn(self, items: Sequence[NewItem], *, first_ordinal: int = 0, seal: bool = True) -> None: ...
-
-    def children(self, from_child: int = 0) -> AsyncIterator[Answered]: ...
-
-
 class Tagged(Protocol):
     @property
     def tag(self) -> str: ...
@@ -76,48 +43,25 @@ class Generations:
     number of the try, from 1, and `spec` that of its children."""
 
     def __init__(self, item: bytes, attempt: int, context: Parent, spec: ItemSpec) -> None:
-        self._item = item
-        self._context = context
-        self._next = 0
-        self._foreign_failures = attempt - 1
-        self._results: AsyncIterator[Answered] | None = None
-        self._one_at_a_time = asyncio.Lock()
-        self._spec = spec
+        self._children = TaggedChildren(b"\x02generation", item, context, spec, foreign_failures=attempt - 1)
 
     async def result(self, tag: str, payload: Callable[[int], bytes], decode: Callable[[bytes], T]) -> T:
         """Return a decoded result. `payload` makes the item for a place, with this tag. `decode` raises InputError.
         Raises TrialFault."""
-        async with self._one_at_a_time:
-            while True:
-                child = await self._child(payload(self._next))
-                if child.failure is not None or child.outcome is not Outcome.DONE:
-                    if child.outcome is Outcome.FAILED and self._foreign_failures:
-                        self._foreign_failures -= 1
-                        continue
-                    raise _fault(child)
-                try:
-                    result = decode(child.data)
-                except InputError as error:
-                    raise TrialFault("internal_error", error.message) from error
-                if result.tag == tag:
-                    return result
 
-    async def _child(self, payload: bytes) -> Answered:
-        """Return the result of the next place, asking unless an earlier try did."""
-        place = self._next
-        identity = blake3(b"\x02generation" + self._item + place.to_bytes(8, "big")).digest()
-        await self._context.spawn([NewItem(identity, payload, self._spec)], first_ordinal=place, seal=False)
-        if self._results is None:
-            self._results = self._context.children(place)
+        def tagged(data: bytes) -> tuple[str, T]:
+            found = decode(data)
+            return found.tag, found
+
         try:
-            child = await anext(self._results)
-        except asyncio.CancelledError:
-            self._results = None  # it ended with this; the place is read again, should anything be asked later
-            raise
-        except StopAsyncIteration:
-            raise TrialFault("cancelled", "the trial's item was closed while it waited for an answer") from None
-        self._next += 1
-        return child
+            return await self._children.answer(tag, payload, tagged)
+        except InputError as error:
+            raise TrialFault("internal_error", error.message) from error
+        except NoAnswerError as error:
+            if error.failed:
+                kind = _TYPES.get(error.code, "api_unreachable")
+                raise TrialFault(kind, f"the engine: {error.message} ({error.code})") from error
+            raise TrialFault("cancelled", error.message or f"the generation was {error.code}") from error
 
 
 class ClusterEngine:
@@ -141,10 +85,3 @@ class ClusterEngine:
         self._usage.input_tokens += result.prompt_tokens
         self._usage.output_tokens += choice.tokens
         return Reply(choice.text, choice.finish_reason, result.prompt_tokens, choice.tokens)
-
-
-def _fault(child: Answered) -> TrialFault:
-    failure = child.failure
-    if child.outcome is not Outcome.FAILED or failure is None:
-        return TrialFault("cancelled", f"the generation was {child.outcome.name.lower()}")
-    return TrialFault(_TYPES.get(failure.code, "api_unreachable"), f"the engine: {failure.message} ({failure.code})")

@@ -22,7 +22,8 @@ from rollout.workloads.json_form import JsonObject, canonical
 from rollout.workloads.train.rollouts import ROLLOUT, Answer, Ask, Sample, TrialPolicy
 
 from rollout_worker.json_fields import table
-from rollout_worker.trials.agents.cluster_engine import Generations, Parent
+from rollout_worker.tagged_children import Parent
+from rollout_worker.trials.agents.cluster_engine import Generations
 from rollout_worker.trials.port import Reply, TrialFault, UsageCount
 
 CONTEXT = "agent_context_window_exceeded"

@@ -21,7 +21,7 @@ from rollout_worker.sandboxes.output import Output
 from rollout_worker.sandboxes.port import Finished
 from rollout_worker.trials.agents.chat import REFUSAL, Answer, ChatEndpoint
 from rollout_worker.trials.agents.trajectory import PATH, Trajectory
-from rollout_worker.trials.port import Agent, Place, TrialFault
+from rollout_worker.trials.port import Agent, Place, TrialFault, UsageCount
 
 DONE_MARKER = "TASK_COMPLETE"
 """A line of an answer, alone and outside blocks, which says that the task is done."""
@@ -161,9 +161,7 @@ class ShellLoop(Agent):
             answer = Answer(reply.text, reply.finish_reason, reply.input_tokens, 0, reply.output_tokens)
         else:
             answer = await endpoint.ask(self._messages, parameters, deadline=place.deadline)
-            place.usage.input_tokens += answer.input_tokens
-            place.usage.cached_tokens += answer.cached_tokens
-            place.usage.output_tokens += answer.output_tokens
+            place.usage.add(UsageCount(answer.input_tokens, answer.cached_tokens, answer.output_tokens))
         if not answer.counted and not self._told_uncounted:
             self._told_uncounted = True
             place.note("the endpoint does not say how many tokens it used: they are not counted")
@@ -171,8 +169,7 @@ class ShellLoop(Agent):
         cost = answer.cost_usd
         if price is not None:
             cost = price.of(answer.input_tokens, answer.cached_tokens, answer.output_tokens)
-        if cost is not None:
-            place.usage.cost_usd = (place.usage.cost_usd or 0.0) + cost
+        place.usage.add(UsageCount(cost_usd=cost))
         self._tokens += answer.input_tokens + answer.output_tokens
         self._messages.append({"role": "assistant", "content": answer.text})
         trajectory.answered(

@@ -1,0 +1,106 @@
+"""Questions of an attempt as child items, which another attempt at the same item finds again.
+
+A child's place is (the item, ordinal), and an attempt finds there what the attempt before it asked. So a child has an
+id by its place alone, and a tag by what was asked, which comes back with the result:
+
+- the tag is ours: the answer, whichever attempt asked for it;
+- another one: the attempt before went another way here. The next place is asked.
+
+A child that failed has no tag. An attempt ends with it, so among the places of n attempts that failed or were lost
+there are at most n such; as many are passed over before a failure is taken for this attempt's own. An attempt that was
+stolen counts for none: what failed then failed for the same question.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Protocol, TypeVar
+
+from blake3 import blake3
+from rollout.model.item import Failure, ItemSpec, NewItem, Outcome
+
+T = TypeVar("T")
+
+
+class Answered(Protocol):
+    """A child's result, as executors see it."""
+
+    @property
+    def ordinal(self) -> int: ...
+
+    @property
+    def outcome(self) -> Outcome: ...
+
+    @property
+    def data(self) -> bytes: ...
+
+    @property
+    def failure(self) -> Failure | None: ...
+
+
+class Parent(Protocol):
+    """What an attempt's context lets it do with children."""
+
+    async def spawn(self, items: Sequence[NewItem], *, first_ordinal: int = 0, seal: bool = True) -> None: ...
+
+    def children(self, from_child: int = 0) -> AsyncIterator[Answered]: ...
+
+
+class NoAnswerError(Exception):
+    """`code`: of the child's failure; else what became of it, or `cancelled`: the item was closed meanwhile."""
+
+    def __init__(self, code: str, message: str, *, failed: bool = False) -> None:
+        super().__init__(message)
+        self.code, self.message, self.failed = code, message, failed
+
+
+class TaggedChildren:
+    """Of one attempt at the item `item`. `kind`: of question, which is part of ids; `spec`: of the children; `first`:
+    the ordinal of the first; `foreign_failures`: of children, that may be an earlier attempt's. One question at a time:
+    others wait."""
+
+    def __init__(
+        self, kind: bytes, item: bytes, context: Parent, spec: ItemSpec, *, foreign_failures: int, first: int = 0
+    ) -> None:
+        self._prefix = kind + item
+        self._context = context
+        self._spec = spec
+        self._next = first
+        self._foreign_failures = foreign_failures
+        self._results: AsyncIterator[Answered] | None = None
+        self._one_at_a_time = asyncio.Lock()
+
+    async def answer(self, tag: str, payload: Callable[[int], bytes], decode: Callable[[bytes], tuple[str, T]]) -> T:
+        """`payload`: of the item at a place, with this tag. `decode`: to (tag, result). NoAnswerError."""
+        async with self._one_at_a_time:
+            while True:
+                child = await self._child(payload(self._next))
+                failure, failed = child.failure, child.outcome is Outcome.FAILED
+                if child.outcome is Outcome.DONE and failure is None:
+                    found, result = decode(child.data)
+                    if found == tag:
+                        return result
+                elif failed and self._foreign_failures:
+                    self._foreign_failures -= 1
+                elif failed and failure is not None:
+                    raise NoAnswerError(failure.code, failure.message, failed=True)
+                else:
+                    raise NoAnswerError(child.outcome.name.lower(), "")
+
+    async def _child(self, payload: bytes) -> Answered:
+        """What came of the next place, where this is asked unless something was before."""
+        place = self._next
+        identity = blake3(self._prefix + place.to_bytes(8, "big")).digest()
+        await self._context.spawn([NewItem(identity, payload, self._spec)], first_ordinal=place, seal=False)
+        if self._results is None:
+            self._results = self._context.children(place)
+        try:
+            child = await anext(self._results)
+        except asyncio.CancelledError:
+            self._results = None  # it ended with this; the place is read again, should anything be asked later
+            raise
+        except StopAsyncIteration:
+            raise NoAnswerError("cancelled", "the item was closed while it waited for an answer") from None
+        self._next += 1
+        return child
