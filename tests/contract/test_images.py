@@ -82,6 +82,13 @@ async def test_what_was_fetched_is_not_asked_for_again(here: Registry, tmp_path:
     assert len(here.asked) == count
 
 
+async def test_a_digest_counts_and_not_the_tag_beside_it(here: Registry, tmp_path: Path) -> None:
+    name = here.add("a:1", LAYER)
+    index = digest(here.manifests["a/1"][1])
+    here.manifests[f"a/{index}"] = here.manifests.pop("a/1")
+    assert (await fetched(f"{name}@{index}", tmp_path) / "x").read_bytes() == b"1"
+
+
 async def test_a_token_is_asked_for_where_one_is_wanted(here: Registry, tmp_path: Path) -> None:
     here.token = "secret"
     assert (await fetched(here.add("a:1", layer(("x", b"1"))), tmp_path) / "x").read_bytes() == b"1"
@@ -311,6 +318,13 @@ async def test_an_image_of_a_registry_is_the_root(task: Task, bubblewrap: Provid
         await task.output(prepared, bubblewrap, "cat /etc/only-here; echo $FROM_IMAGE; pwd")
         == "of the image\n1\n/root\n"
     )
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="others make no devices")
+async def test_devices_of_an_image_are_out_of_reach(task: Task, bubblewrap: Provider, here: Registry) -> None:
+    name = here.add("small:1", shell_root(), layer(("null", (tarfile.CHRTYPE, ""))), config={"Env": ["PATH=/bin"]})
+    prepared = await task.prepare(Environment(docker_image=name), bubblewrap)
+    assert await task.output(prepared, bubblewrap, "test -c /null && true > /null || echo closed") == "closed\n"
 
 
 async def test_a_dockerfile_is_built_upon_a_fetched_base(task: Task, bubblewrap: Provider, here: Registry) -> None:
