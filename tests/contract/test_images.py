@@ -433,12 +433,11 @@ async def test_a_build_that_hangs_ends_with_all_its_processes(building: Task, bu
 # Where the programs are missing
 
 
-@pytest.mark.parametrize("choice", ["pull", "build"])
 async def test_without_tools_images_are_refused_before_anything_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choice: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(programs.shutil, "which", lambda name: None)
-    async with open_bubblewrap(tmp_path, {"image": choice}, program="/bin/sh") as provider:
+    async with open_bubblewrap(tmp_path, {"image": "pull"}, program="/bin/sh") as provider:
         with pytest.raises(SandboxRefusedError, match="apt-get install skopeo umoci"):
             await provider.probe()
 
