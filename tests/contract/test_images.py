@@ -29,7 +29,8 @@ from rollout_worker.sandboxes.errors import (
 from rollout_worker.sandboxes.images import fetch as fetching
 from rollout_worker.sandboxes.images import prepare as preparing
 from rollout_worker.sandboxes.images import programs
-from rollout_worker.sandboxes.images.prepare import Preparation, Prepared, replay
+from rollout_worker.sandboxes.images.prepare import Preparation, Prepared
+from rollout_worker.sandboxes.images.replay import carry_out
 from rollout_worker.sandboxes.images.store import Made, Store
 from rollout_worker.sandboxes.port import TASK_DIRECTORIES, Host, Image, Limits, Network, Provider, RootFs, Spec
 from rollout_worker.sandboxes.process import open_process
@@ -215,7 +216,7 @@ class Task:
             directories=(*TASK_DIRECTORIES, *prepared.directories),
         )
         async with await provider.create(spec) as sandbox:
-            await replay(prepared, sandbox, self.directory / "environment", 30)
+            await carry_out(prepared.replay, sandbox, self.directory / "environment", 30)
             return (await sandbox.exec(command)).check().stdout.text()
 
 
