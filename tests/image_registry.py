@@ -34,6 +34,7 @@ def layer(*members: tuple[str, Any]) -> bytes:
                 member.type, member.mode = tarfile.DIRTYPE, 0o755
             elif isinstance(what, tuple):
                 member.type, member.linkname = what
+                member.devmajor, member.devminor = 1, 3  # of a device, that of /dev/null
             else:
                 member.size, member.mode = len(what), 0o4755
             tar.addfile(member, io.BytesIO(what) if isinstance(what, bytes) else None)

@@ -121,7 +121,7 @@ def test_every_way_to_fail_has_its_type(cli: Cli) -> None:
     assert (result["completed_trials"], result["failed_trials"]) == (len(valid), len(expected) - len(valid))
 
 
-@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+@pytest.mark.skipif(not all(map(shutil.which, ("bwrap", "skopeo", "umoci"))), reason="they are not installed")
 def test_an_image_that_does_not_exist(cli: Cli) -> None:
     image = f"127.0.0.1:{free_port()}/there/is:none"
     write_task(cli.directory / "tasks" / "pull", toml=f'{SMALL}docker_image = "{image}"\n', dockerfile=None)

@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -29,9 +28,20 @@ from rollout_worker.sandboxes.errors import (
 from rollout_worker.sandboxes.images import fetch as fetching
 from rollout_worker.sandboxes.images import prepare as preparing
 from rollout_worker.sandboxes.images import programs
-from rollout_worker.sandboxes.images.prepare import Preparation, Prepared, replay
+from rollout_worker.sandboxes.images.prepare import Preparation, Prepared
+from rollout_worker.sandboxes.images.replay import carry_out
 from rollout_worker.sandboxes.images.store import Made, Store
-from rollout_worker.sandboxes.port import TASK_DIRECTORIES, Host, Image, Limits, Network, Provider, RootFs, Spec
+from rollout_worker.sandboxes.port import (
+    TASK_DIRECTORIES,
+    Host,
+    Image,
+    ImageChoice,
+    Limits,
+    Network,
+    Provider,
+    RootFs,
+    Spec,
+)
 from rollout_worker.sandboxes.process import open_process
 from small_root import SHELL, small_root
 
@@ -80,6 +90,13 @@ async def test_what_was_fetched_is_not_asked_for_again(here: Registry, tmp_path:
     count = len(here.asked)
     assert await fetched(name, tmp_path) == results[0]
     assert len(here.asked) == count
+
+
+async def test_a_digest_counts_and_not_the_tag_beside_it(here: Registry, tmp_path: Path) -> None:
+    name = here.add("a:1", LAYER)
+    index = digest(here.manifests["a/1"][1])
+    here.manifests[f"a/{index}"] = here.manifests.pop("a/1")
+    assert (await fetched(f"{name}@{index}", tmp_path) / "x").read_bytes() == b"1"
 
 
 async def test_a_token_is_asked_for_where_one_is_wanted(here: Registry, tmp_path: Path) -> None:
@@ -172,12 +189,6 @@ async def test_a_disk_that_takes_no_more_is_told(tmp_path: Path) -> None:
 # What providers make of it
 
 
-@dataclass(frozen=True)
-class Environment:
-    docker_image: str | None = None
-    build: str | None = None
-
-
 @dataclass
 class Task:
     """A task's directory, with a Dockerfile."""
@@ -185,18 +196,20 @@ class Task:
     directory: Path
     state: Path
 
-    def write(self, text: str, **files: str) -> Environment:
+    def write(self, text: str, **files: str) -> Path:
         place = self.directory / "environment"
         place.mkdir(parents=True, exist_ok=True)
         for name, data in {"Dockerfile": text, **files}.items():
             (place / name).write_text(data)
-        return Environment(build="environment")
+        return place
 
-    async def prepare(self, environment: Environment, provider: Provider, **options: Any) -> Prepared:
-        directory = self.directory / environment.build if environment.build is not None else None
-        given = (environment.docker_image, directory, Limits(0.5, 256), options.pop("timeout_s", 30.0))
-        choice = options.pop("choice", "auto")
-        return await Preparation(provider, Store(self.state), *given, **options).run(choice)
+    async def prepare(
+        self, what: Path | str, provider: Provider, *, timeout_s: float = 30.0, choice: ImageChoice = "auto"
+    ) -> Prepared:
+        """`what`: the directory of a Dockerfile, or an image."""
+        image, directory = (None, what) if isinstance(what, Path) else (what, None)
+        limits = Limits(0.5, 256)
+        return await Preparation(provider, Store(self.state), image, directory, limits, timeout_s).run(choice)
 
     async def output(self, prepared: Prepared, provider: Provider, command: str) -> str:
         spec = Spec(
@@ -208,7 +221,7 @@ class Task:
             directories=(*TASK_DIRECTORIES, *prepared.directories),
         )
         async with await provider.create(spec) as sandbox:
-            await replay(prepared, sandbox, self.directory / "environment", 30)
+            await carry_out(prepared.replay, sandbox, self.directory / "environment", 30)
             return (await sandbox.exec(command)).check().stdout.text()
 
 
@@ -304,7 +317,7 @@ async def test_without_overlays_the_build_is_done_in_each_sandbox(task: Task) ->
 async def test_an_image_of_a_registry_is_the_root(task: Task, bubblewrap: Provider, here: Registry) -> None:
     config = {"Env": ["PATH=/bin", "FROM_IMAGE=1"], "WorkingDir": "/root"}
     name = here.add("small:1", shell_root(), layer(("etc/only-here", b"of the image\n")), config=config, packed="plain")
-    prepared = await task.prepare(Environment(docker_image=name), bubblewrap)
+    prepared = await task.prepare(name, bubblewrap)
     assert isinstance(prepared.root, RootFs)
     assert prepared.remarks == ()
     assert (
@@ -313,13 +326,20 @@ async def test_an_image_of_a_registry_is_the_root(task: Task, bubblewrap: Provid
     )
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="others make no devices")
+async def test_devices_of_an_image_are_out_of_reach(task: Task, bubblewrap: Provider, here: Registry) -> None:
+    name = here.add("small:1", shell_root(), layer(("null", (tarfile.CHRTYPE, ""))), config={"Env": ["PATH=/bin"]})
+    prepared = await task.prepare(name, bubblewrap)
+    assert await task.output(prepared, bubblewrap, "test -c /null && true > /null || echo closed") == "closed\n"
+
+
 async def test_a_dockerfile_is_built_upon_a_fetched_base(task: Task, bubblewrap: Provider, here: Registry) -> None:
     name = here.add("small:1", shell_root(), config={"Env": ["PATH=/bin"]}, packed="plain")
     environment = task.write(f"FROM {name}\nENV PATH=/opt:$PATH\nRUN rm /etc/group && echo made > /made\n")
     prepared = await task.prepare(environment, bubblewrap)
     assert prepared.env["PATH"] == "/opt:/bin"
     assert await task.output(prepared, bubblewrap, "cat /made; test -e /etc/group || echo gone") == "made\ngone\n"
-    base = await task.prepare(Environment(docker_image=name), bubblewrap)
+    base = await task.prepare(name, bubblewrap)
     assert await task.output(base, bubblewrap, "test -e /made || echo clean") == "clean\n"
 
 
@@ -357,18 +377,18 @@ async def test_an_images_user_is_told_of_where_there_are_no_users(task: Task) ->
 
 
 @pytest.mark.parametrize("choice", ["pull", "build"])
-async def test_process_sandboxes_have_no_image(task: Task, process: Provider, choice: str) -> None:
+async def test_process_sandboxes_have_no_image(task: Task, process: Provider, choice: ImageChoice) -> None:
     with pytest.raises(ImageError, match="needs bubblewrap, docker or podman"):
-        await task.prepare(Environment(docker_image="x"), process, choice=choice)
+        await task.prepare("x", process, choice=choice)
 
 
 async def test_what_was_asked_for_is_not_replaced(task: Task, bubblewrap: Provider) -> None:
     with pytest.raises(RegistryUnreachableError):
-        await task.prepare(Environment(docker_image="nowhere.test/x"), bubblewrap, choice="pull")
+        await task.prepare("nowhere.test/x", bubblewrap, choice="pull")
     with pytest.raises(ImageBuildError, match="docker works here"):
         await task.prepare(task.write("FROM x\n"), bubblewrap, choice="build")
     with pytest.raises(ImageError, match="nothing to build"):
-        await task.prepare(Environment(docker_image="x"), bubblewrap, choice="build")
+        await task.prepare("x", bubblewrap, choice="build")
 
 
 # What builds, for this host
@@ -419,12 +439,11 @@ async def test_a_build_that_hangs_ends_with_all_its_processes(building: Task, bu
 # Where the programs are missing
 
 
-@pytest.mark.parametrize("choice", ["pull", "build"])
 async def test_without_tools_images_are_refused_before_anything_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choice: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(programs.shutil, "which", lambda name: None)
-    async with open_bubblewrap(tmp_path, {"image": choice}, program="/bin/sh") as provider:
+    async with open_bubblewrap(tmp_path, {"image": "pull"}, program="/bin/sh") as provider:
         with pytest.raises(SandboxRefusedError, match="apt-get install skopeo umoci"):
             await provider.probe()
 

@@ -653,6 +653,13 @@ def test_an_engine_that_does_not_answer_is_told_before_the_job() -> None:
     assert "environment: {type: " in fault
 
 
+def test_images_that_cannot_be_built_are_told_before_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollout_worker.sandboxes.images.programs.BUILDERS", ())
+    (fault,) = engine_faults(EnvironmentSection(type="bubblewrap", provider_config={"image": "build"}))
+    assert fault.startswith("environment.type: ")
+    assert "apt-get install skopeo umoci buildah" in fault
+
+
 def test_a_network_that_cannot_be_made_is_told_before_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where there is no device for a way out."""
     monkeypatch.setattr("rollout_worker.sandboxes.process.ProcessProvider._ways", _bare)

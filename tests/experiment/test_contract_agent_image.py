@@ -11,6 +11,7 @@ from job_files import make_task
 from rollout.objects.tree import describe, upload
 from rollout.workloads.experiment.contracts import EvidenceRecord
 from rollout_worker.sandboxes.errors import SandboxRefusedError
+from rollout_worker.sandboxes.images.programs import lacking
 from small_root import PROGRAMS, small_root
 from trial_rig import job, rig
 
@@ -25,6 +26,7 @@ TOML = '[environment]\ndocker_image = "{image}"\nworkdir = "/testbed"\nmemory_mb
 TEST = "cp /testbed/old /logs/verifier/ && echo '{\"score\": 1}' > /logs/verifier/reward.json\n"
 
 
+@pytest.mark.skipif(bool(lacking()), reason=lacking())
 async def test_an_artifact_is_staged_into_the_image_of_a_task(tmp_path: Path) -> None:
     program = tmp_path / "artifact" / "run.sh"
     program.parent.mkdir()

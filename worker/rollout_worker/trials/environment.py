@@ -11,8 +11,8 @@ from typing import Any
 from rollout.workloads.job.task import Environment
 
 from rollout_worker.sandboxes.errors import ImageBuildError, ImageBuildTimeoutError, ImageError, ImagePullError
-from rollout_worker.sandboxes.images import prepare as images
-from rollout_worker.sandboxes.images.prepare import Prepared
+from rollout_worker.sandboxes.images.prepare import Preparation, Prepared
+from rollout_worker.sandboxes.images.replay import carry_out
 from rollout_worker.sandboxes.images.store import Store
 from rollout_worker.sandboxes.port import Host, Image, Limits, Provider, Sandbox
 from rollout_worker.trials.port import TrialFault
@@ -57,7 +57,7 @@ async def _prepare(
 ) -> Prepared:
     try:
         async with asyncio.timeout(build_s + _LATE_S) as waits.deadline:
-            return await images.Preparation(
+            return await Preparation(
                 provider,
                 Store(how.state),
                 environment.docker_image,
@@ -91,7 +91,7 @@ async def replay(
     try:
         async with asyncio.timeout(max(0.0, left_s) + _LATE_S):
             directory = task_directory / (environment.build or "")
-            await images.replay(prepared, sandbox, directory, max(0.0, left_s), build_s=build_s)
+            await carry_out(prepared.replay, sandbox, directory, max(0.0, left_s), build_s=build_s)
     except TimeoutError as error:
         raise _too_long(build_s) from error
     except ImageError as error:

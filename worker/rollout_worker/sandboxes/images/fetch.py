@@ -33,8 +33,8 @@ _TAG_S = 3600.0
 _CONNECT_S = 20
 _TRIES = 3
 _NOT_FOUND = re.compile(
-    r"status ?code:? (from registry )?40[134]\b|unknown|denied|unauthorized|invalid reference|no image found|"
-    r"cannot parse",
+    r"status ?code:? (from registry )?40[134]\b|(manifest|name) unknown|denied|unauthorized|invalid reference|"
+    "no image found",
     re.IGNORECASE,
 )
 _UNREACHABLE = re.compile(r"dial tcp|no such host|deadline exceeded|TLS handshake|x509|tls:")
@@ -122,12 +122,15 @@ async def _asked(name: str) -> str:
 
 @_again
 async def _copy(name: str, path: Path) -> None:
-    with _told(name):  # umoci reads layers that are plain or packed by gzip, and no others
-        await programs.copy(_source(name), path, *_tls(name, "src-"), "--dest-compress-format", "gzip")
+    with _told(name):
+        await programs.copy(_source(name), path, *_tls(name, "src-"))
 
 
 def _source(name: str) -> str:
-    return f"docker://{name}"
+    """skopeo takes a tag or a digest, and not both."""
+    path, at, digest = name.partition("@")
+    above, slash, last = path.rpartition("/")
+    return f"docker://{above}{slash}{last.partition(':')[0]}@{digest}" if at else f"docker://{name}"
 
 
 def _tls(name: str, of: str = "") -> list[str]:

@@ -3,7 +3,7 @@
     prepared = await Preparation(provider, Store(state), None, task / "environment", Limits(), 600).run("auto")
     spec = Spec(root=prepared.root, workdir=prepared.workdir, env=prepared.env, user=prepared.user, ...)
     sandbox = await provider.create(spec)
-    await replay(prepared, sandbox, task / "environment", 600)
+    await carry_out(prepared.replay, sandbox, task / "environment", 600)
 
 docs/sandboxes.md says what each choice means for each provider.
 """
@@ -64,7 +64,7 @@ class Prepared:
     `workdir`, `env`, `user`: as the image has them; None: it says nothing.
     `remarks`: what is not as the image would be, or not isolated, a sentence each; they must be told.
     `image_key`: equal for sandboxes that begin with the same files.
-    `replay`: what is still to be done in each sandbox, by `replay`.
+    `replay`: what is still to be done in each sandbox, by `carry_out`.
     `directories`: what the sandbox must have of its own for that, beside those of tasks.
     `entrypoint`: the program of the image that starts what commands then find running, where no engine runs it.
     """
@@ -78,16 +78,6 @@ class Prepared:
     replay: tuple[recipe.Step, ...] = ()
     directories: tuple[str, ...] = ()
     entrypoint: tuple[str, ...] = ()
-
-
-async def replay(
-    prepared: Prepared, sandbox: Sandbox, context_directory: Path, timeout_s: float, *, build_s: float | None = None
-) -> None:
-    """Do in a new sandbox what is left to do of its image, in the `timeout_s` that are left of `build_s`.
-
-    ImageBuildError, ImageBuildTimeoutError.
-    """
-    await carry_out(prepared.replay, sandbox, context_directory, timeout_s, build_s=build_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,14 +22,16 @@ from rollout_worker.sandboxes.errors import (
     ImageError,
     ImageToolsMissingError,
 )
+from rollout_worker.sandboxes.images.context import DOCKERFILE
 from rollout_worker.sandboxes.images.store import Made
 
 BUILDERS = ("podman", "buildah", "docker")
 _ASK_S = 15.0
 _SHOWN = 4000
-_LAYOUT = "oci"
+_ID, _SAVED, _LAYOUT = "id", "saved.tar", "oci"
 _IMAGE = f"{_LAYOUT}:image"
 """Relative to where programs run: a colon in a path would part it."""
+_GZIP = ("--dest-compress-format", "gzip", "--dest-compress-level", "1")  # umoci reads no zstd
 
 
 class ProgramError(Exception):
@@ -65,7 +68,7 @@ async def run(*command: str, cwd: Path | None = None) -> str:
 
 async def copy(source: str, path: Path, *options: str) -> None:
     """The image `source`, as skopeo names it, to a layout below `path`; again, it goes on. ProgramError, ImageError."""
-    await run("skopeo", "copy", "--quiet", *options, source, f"oci:{_IMAGE}", cwd=path)
+    await run("skopeo", "copy", "--quiet", *_GZIP, *options, source, f"oci:{_IMAGE}", cwd=path)
 
 
 async def unpack(path: Path) -> Made:
@@ -101,16 +104,13 @@ class Builder:
 
     async def build(self, directory: Path, path: Path, timeout_s: float, *, anew: bool) -> Made:
         """The Dockerfile in `directory`, built, with the image's files in `path`/root. ImageError."""
-        options = [*(["--no-cache", "--pull"] if anew else []), *(["--layers"] if self.name == "buildah" else [])]
-        words = ["--iidfile", str(path / "id"), "-f", str(directory / "Dockerfile"), str(directory)]
+        tag = f"rollout-build-{secrets.token_hex(8)}"
+        named = ["--layers"] if self.name == "buildah" else ["-t", tag]  # it cannot take a name away and keep layers
+        options = [*named, "--iidfile", str(path / _ID), *(["--no-cache", "--pull"] if anew else [])]
         try:
             async with asyncio.timeout(timeout_s):
-                await run(self.name, "build", *options, *words)
-                name = (path / "id").read_text()
-                source = f"docker-daemon:{name}"
-                if self.name != "docker":
-                    source = f"containers-storage:@{name.removeprefix('sha256:')}"
-                await copy(source, path, "--dest-oci-accept-uncompressed-layers")
+                await run(self.name, "build", *options, "-f", str(directory / DOCKERFILE), str(directory))
+                await self._copy(tag, path)
                 return await unpack(path)
         except TimeoutError as error:
             raise ImageBuildTimeoutError(
@@ -119,8 +119,17 @@ class Builder:
         except ProgramError as error:
             raise ImageBuildError(f"{self.name} build failed: {error}") from error
         finally:
-            if self.name != "buildah" and (path / "id").exists():  # its layers stay in the engine's cache
-                await asyncio.shield(_answers(self.name, "rmi", "--no-prune", (path / "id").read_text()))
+            if self.name != "buildah":  # layers stay in the engine's cache
+                await asyncio.shield(_answers(self.name, "rmi", "--no-prune", tag))
+
+    async def _copy(self, tag: str, path: Path) -> None:
+        if self.name == "docker":  # skopeo of before 2024 is too old for its daemon
+            await run(self.name, "save", "-o", _SAVED, tag, cwd=path)
+            source = f"docker-archive:{_SAVED}"
+        else:
+            source = f"containers-storage:@{(path / _ID).read_text().strip().removeprefix('sha256:')}"
+        await copy(source, path)
+        (path / _SAVED).unlink(missing_ok=True)
 
 
 async def _answers(*command: str) -> bool:
