@@ -43,6 +43,8 @@ _KEPT = {"process": "for each process only", "watched": "by looking now and then
 class OwningProvider(Provider, Generic[S]):
     durable_claims = True
     """Sandboxes outlive this machine: a claim is on the disk first."""
+    shares_room = True
+    """With all owners on the state directory: what a dead one holds is reaped while others wait for room."""
 
     def __init__(self, state: Path, capacity: Capacity, price: Price | None = None) -> None:
         """`capacity`: what sandboxes with claims in `state` may declare together; others wait."""
@@ -224,7 +226,7 @@ class OwningProvider(Provider, Generic[S]):
                 self._freed.clear()
                 if await self._try_to_reserve(claim):
                     return
-                if time.monotonic() - looked > _REAP_EVERY_S:
+                if self.shares_room and time.monotonic() - looked > _REAP_EVERY_S:
                     await self.reap()
                     looked = time.monotonic()
                 with contextlib.suppress(TimeoutError):
