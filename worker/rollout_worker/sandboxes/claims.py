@@ -96,7 +96,7 @@ class Journal:
         return True
 
     def write(self, claim: Claim, *, durable: bool = True) -> None:
-        """`durable`: with its name, the directory's entry, on the disk when this returns."""
+        """And make the sandbox's directory. `durable`: the claim, with its name, is on the disk before."""
         temporary = self._claims / f".{claim.name}"
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
@@ -112,6 +112,7 @@ class Journal:
                 os.fsync(directory)
             finally:
                 os.close(directory)
+        Path(claim.box).mkdir(mode=0o700)
 
     def all(self) -> list[Claim]:
         paths = sorted(self._claims.iterdir()) if self._claims.exists() else ()  # somebody removed the directory

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 
 from rollout_worker.sandboxes.engine_api import AttachedStream, Engine
 from rollout_worker.sandboxes.port import Asked, Stream
@@ -49,7 +49,7 @@ class Attached:
             self._reading = asyncio.ensure_future(self._read(stream))
             tasks: set[asyncio.Task[None]] = {self._reading}
             if self._asked.stdin is not None:
-                tasks.add(asyncio.ensure_future(self._send(stream, self._asked.stdin)))
+                tasks.add(asyncio.ensure_future(self._send(stream)))
             # What a command leaves behind may hold its streams open: only the engine tells of its end.
             looking = asyncio.ensure_future(self._engine.exit_code(self._id))
             try:
@@ -93,8 +93,8 @@ class Attached:
                 continue
             if self.said or self._head:  # an engine may pass on the streams in another order than they were written
                 early, data, self._head, self.said = self.said, self._head[len(MARK) :], b"", b""
-                await self._take("stderr", early)
-            await self._take(name, data)
+                await self._asked.give("stderr", early)
+            await self._asked.give(name, data)
 
     def _begins(self, data: bytes) -> bool:
         """Whether the mark is complete with this. `_head` has then what came with it."""
@@ -104,22 +104,9 @@ class Attached:
         self._mark.set()
         return True
 
-    async def _take(self, name: Stream, data: bytes) -> None:
-        if data and (told := self._asked.take(name, data)) is not None:
-            await told
-
-    async def _send(self, stream: AttachedStream, source: bytes | AsyncIterator[bytes]) -> None:
+    async def _send(self, stream: AttachedStream) -> None:
         await self._mark.wait()  # a command that cannot be started takes nothing of it
-        async for piece in _pieces(source):
+        async for piece in self._asked.pieces(_CHUNK):
             if not await stream.write(piece):
                 return
         stream.end_input()
-
-
-async def _pieces(source: bytes | AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    if isinstance(source, bytes):
-        for at in range(0, len(source), _CHUNK):
-            yield source[at : at + _CHUNK]
-    else:
-        async for piece in source:
-            yield piece

@@ -43,6 +43,8 @@ _KEPT = {"process": "for each process only", "watched": "by looking now and then
 class OwningProvider(Provider, Generic[S]):
     durable_claims = True
     """Sandboxes outlive this machine: a claim is on the disk first."""
+    shares_room = True
+    """With all owners on the state directory: what a dead one holds is reaped while others wait for room."""
 
     def __init__(self, state: Path, capacity: Capacity, price: Price | None = None) -> None:
         """`capacity`: what sandboxes with claims in `state` may declare together; others wait."""
@@ -181,15 +183,16 @@ class OwningProvider(Provider, Generic[S]):
     async def _make(self, spec: Spec, found: Capabilities, *, wait: bool | None) -> S:
         """`wait` None: to find out with; it is small, and must not wait for room."""
         claim = self._claim(spec)
+        begun = False
         try:
             if wait is None:
                 await in_thread(self._journal.write, claim, durable=self.durable_claims)
             else:
                 await self._reserve(claim, wait)
-            await in_thread(os.mkdir, claim.box, 0o700)
+            begun = True
             sandbox = await self._start(claim, spec, found, wait=wait is not False)
         except BaseException as error:
-            await asyncio.shield(self._give_up(claim))
+            await asyncio.shield(self._give_up(claim, begun=begun))
             if isinstance(error, OSError):
                 raise SandboxCreateError(f"{claim.name} could not be made: {error}") from error
             raise
@@ -224,7 +227,7 @@ class OwningProvider(Provider, Generic[S]):
                 self._freed.clear()
                 if await self._try_to_reserve(claim):
                     return
-                if time.monotonic() - looked > _REAP_EVERY_S:
+                if self.shares_room and time.monotonic() - looked > _REAP_EVERY_S:
                     await self.reap()
                     looked = time.monotonic()
                 with contextlib.suppress(TimeoutError):
@@ -235,7 +238,7 @@ class OwningProvider(Provider, Generic[S]):
 
     @abstractmethod
     async def _start(self, claim: Claim, spec: Spec, found: Capabilities, *, wait: bool) -> S:
-        """Make what is claimed; its directory on this host, too. Whatever is raised, `_remove` is called then.
+        """Make what is claimed; its directory on this host is there. Whatever is raised, `_remove` is called then.
 
         SandboxCreateError, SandboxRefusedError, OSError.
         """
@@ -243,10 +246,11 @@ class OwningProvider(Provider, Generic[S]):
     async def _remove(self, claim: Claim) -> None:
         """Whatever there is of the claim's sandbox but its directory; nothing is well too. SandboxError."""
 
-    async def _clear(self, claim: Claim) -> None:
-        """SandboxTeardownError: something is left, and the claim stays."""
+    async def _clear(self, claim: Claim, *, begun: bool = True) -> None:
+        """SandboxTeardownError: something is left, and the claim stays. `begun`: there may be more than the claim."""
         try:
-            await self._remove(claim)
+            if begun:
+                await self._remove(claim)
             await in_thread(self._journal.clear, claim)
         except SandboxTeardownError:
             raise
@@ -255,9 +259,9 @@ class OwningProvider(Provider, Generic[S]):
         self._sandboxes.pop(claim.name, None)
         self._free(claim)
 
-    async def _give_up(self, claim: Claim) -> None:
+    async def _give_up(self, claim: Claim, *, begun: bool) -> None:
         try:
-            await self._clear(claim)
+            await self._clear(claim, begun=begun)
         except SandboxTeardownError as error:  # why it was not made is what matters; its claim stays
             log.warning("sandbox_not_removed", sandbox=claim.name, error=error.message)
             self._free(claim)

@@ -276,6 +276,22 @@ class Asked:
         self.captures[stream].feed(data)
         return self.on_output(stream, data) if self.on_output else None
 
+    async def give(self, stream: Stream, data: bytes) -> None:
+        """`take`, and wait for whoever hears of it."""
+        if data and (told := self.take(stream, data)) is not None:
+            await told
+
+    async def pieces(self, most: int) -> AsyncIterator[bytes]:
+        """Its standard input, in pieces of at most so many bytes."""
+        source = self.stdin or b""
+        if isinstance(source, bytes):
+            for start in range(0, len(source), most):
+                yield source[start : start + most]
+            return
+        async for data in source:
+            for start in range(0, len(data), most):
+                yield data[start : start + most]
+
 
 @dataclass(frozen=True, slots=True)
 class Ended:

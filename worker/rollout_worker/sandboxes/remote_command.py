@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Literal
 
 from rollout_worker.sandboxes import scripts
@@ -41,7 +41,7 @@ class Detached:
     async def finish(self) -> Ended:
         if self._asked.stdin is None:
             return await self._end()
-        sending = asyncio.ensure_future(self._send(self._asked.stdin))
+        sending = asyncio.ensure_future(self._send())
         ending = asyncio.ensure_future(self._end())
         try:
             await asyncio.wait([sending, ending], return_when=asyncio.FIRST_COMPLETED)
@@ -59,11 +59,10 @@ class Detached:
     async def limit(self, ended: Ended | None) -> Literal["memory", "storage"] | None:
         return "memory" if ended is not None and self._memory_was_hit else None
 
-    async def _send(self, source: bytes | AsyncIterator[bytes]) -> None:
+    async def _send(self) -> None:
         """Standard input, in pieces, never far ahead of whoever reads it."""
         number = 0
-        most = self._shell.reach.bytes_in
-        async for data in _pieces(source, most):
+        async for data in self._asked.pieces(self._shell.reach.bytes_in):
             script = scripts.feed(self._directory, number, len(data), _AHEAD)
             while await self._shell.check(script, data) == b"later":
                 pass
@@ -108,11 +107,8 @@ class Detached:
         return _ended(status), (size_out, size_err)
 
     async def _feed(self, stream: Stream, data: bytes) -> None:
-        if not data:
-            return
         self._read[stream] += len(data)
-        if (fed := self._asked.take(stream, data)) is not None:
-            await fed
+        await self._asked.give(stream, data)
 
 
 def _ended(words: list[bytes]) -> Ended | None:
@@ -122,13 +118,3 @@ def _ended(words: list[bytes]) -> Ended | None:
         return Ended(signal=_KILL)
     code = int(words[0])
     return Ended(signal=code - 128) if words[1] == b"signalled" else Ended(code)
-
-
-async def _pieces(source: bytes | AsyncIterator[bytes], most: int) -> AsyncIterator[bytes]:
-    if isinstance(source, bytes):
-        for start in range(0, len(source), most):
-            yield source[start : start + most]
-        return
-    async for data in source:
-        for start in range(0, len(data), most):
-            yield data[start : start + most]

@@ -35,6 +35,8 @@ _TRIED = 60.0
 
 
 class RemoteProvider(OwningProvider[RemoteSandbox]):
+    shares_room = False
+
     def __init__(self, state: Path, *, max_sandboxes: int, price: Price | None = None) -> None:
         super().__init__(state.absolute() / self.name, Capacity(cpus=1024, memory_mb=16 << 20), price)
         self._max_sandboxes = max_sandboxes
