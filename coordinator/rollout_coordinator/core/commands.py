@@ -58,7 +58,7 @@ def command(state: State, event: RunCommand) -> None:
         state.step.sends.append(Reply(event.request, None, error))
         return
     elif run.state not in _ALREADY[verb]:
-        if not RUN.allows(run.state, verb):
+        if not RUN.allows(run.phase, verb):
             hint = _INSTEAD.get((verb, run.state), "it has ended" if runs.ended(run) else "wait")
             error = StateError(f"run {run.id} is {run.state.value}, so `{event.verb}` is not possible; {hint}")
             state.step.sends.append(Reply(event.request, None, error))
@@ -69,11 +69,13 @@ def command(state: State, event: RunCommand) -> None:
 
 
 def pause(state: State, run: Run, reason: str, by: str) -> None:
-    runs.move(run, "pause")
+    run.move("pause")
     run.reason = reason
     touch_run(state, run)
     if run.in_flight or run.waiting:
         run.pausing_until_ms = state.now.wall_ms + run.spec.pause_timeout_ms
+    else:
+        run.move("stopped")
     for worker in state.workers.values():
         if worker.session and run.id in worker.by_run:
             state.step.sends.append(SendPause(worker.session, run.id, run.spec.pause_timeout_ms))
@@ -84,7 +86,7 @@ def pause(state: State, run: Run, reason: str, by: str) -> None:
 
 
 def resume(state: State, run: Run, reason: str, by: str) -> None:
-    runs.move(run, "resume")
+    run.move("resume")
     _go(state, run, reason, "run_resumed", by)
 
 
@@ -92,7 +94,7 @@ def _go(state: State, run: Run, reason: str, event: str, by: str) -> None:
     run.reason = reason
     run.busy_at = state.now.mono
     run.ended_by = ""
-    run.pausing_until_ms = run.ended_ms = 0
+    run.ended_ms = 0
     run.survivors = ()
     touch_run(state, run)
     for log in run.logs.values():
@@ -110,7 +112,7 @@ def kill(state: State, run: Run, reason: str, by: str) -> None:
 
 def go_on(state: State, run: Run, reason: str, by: str) -> None:
     ended = runs.ended(run)
-    runs.move(run, "continue")
+    run.move("continue")
     if ended:
         state.ended.pop(run.id, None)
         run.root.progress.tally = [0, 0]  # a stop_early that fired counts anew

@@ -310,21 +310,10 @@ def give(
     state: State, frame: Frame, queue: SpecQueue, seqs: list[int], ids: list[bytes], payloads: list[Blob],
     history: History, size: int,
 ) -> None:  # fmt: skip
-    log, info, n, attempt = queue.log, queue.info, len(seqs), history.attempts + 1
+    log, info, n = queue.log, queue.info, len(seqs)
     before = predecessor(queue) if queue.chain is not None else None
-    batch = AttemptBatch(
-        next(state.numbers),
-        log,
-        info,
-        frame.worker,
-        frame.assignment,
-        attempt,
-        history.failures,
-        history.losses,
-        seqs,
-        state.now.mono,
-    )
-    batch.failed_on, batch.failed_by = history.failed_on, history.failed_by
+    number, now = next(state.numbers), state.now.mono
+    batch = AttemptBatch(number, log, info, frame.worker, frame.assignment, history, seqs, now)
     open_batch(state, batch, size)
     count(queue, -n, -size)
     state.effects.window[log.id] = log
@@ -335,7 +324,7 @@ def give(
         group = frame.groups[log.id] = AssignGroup(log.id, log.run.id, log.parent, [], [], [], [], [], [], [])
     at = len(group.seq)
     group.seq += seqs
-    group.attempt += [attempt] * n
+    group.attempt += [batch.attempt] * n
     group.ids += ids
     group.payloads += payloads
     group.specs += [info.spec] * n
