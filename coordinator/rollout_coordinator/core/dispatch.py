@@ -24,6 +24,7 @@ from rollout_coordinator.core.capacity import (
     idle,
     may_hold,
     parents_full,
+    room_to_horizon,
     strict_room,
     takes,
 )
@@ -211,8 +212,8 @@ def judge(state: State, queue: SpecQueue, worker: Worker, soft: bool) -> Verdict
         most = lane.cap - lane.in_flight
         if most <= 0:
             return Verdict(0, lane)
-    if log.run.tracked and log.parent is None:
-        most = min(most, log.cursor + state.settings.commit_horizon - queue.head())
+    if log.run.tracked:
+        most = min(most, room_to_horizon(state, queue))
         if most <= 0:
             return Verdict(0, log)
     if queue.chain is not None:

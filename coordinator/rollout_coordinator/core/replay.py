@@ -5,17 +5,18 @@ Attempts stay with their workers, who get a full fresh deadline to say Hello; pe
 
 from __future__ import annotations
 
+from rollout.model.errors import NotFoundError
 from rollout.model.item import Key, Outcome
 from rollout.model.run import RunState
 from rollout.model.worker import WorkerState
 
 from rollout_coordinator.core import attempts, runs
 from rollout_coordinator.core.chains import resume_chains
-from rollout_coordinator.core.events import Event, Now, ResultsLoaded, RunLoaded
+from rollout_coordinator.core.events import Event, Now, RequestOfRun, ResultsLoaded, RunLoaded
 from rollout_coordinator.core.items import is_accepted
 from rollout_coordinator.core.logs import make_log
 from rollout_coordinator.core.progress import Progress
-from rollout_coordinator.core.state import Assignment, AttemptBatch, History, Log, Run, State, Worker
+from rollout_coordinator.core.state import Assignment, AttemptBatch, History, Log, Run, State, Worker, reply
 from rollout_coordinator.core.step import LoadResults, LoadRun, LogRow, Snapshot
 from rollout_coordinator.core.transitions import RunPhase
 from rollout_coordinator.core.workers import ANY_HOST, UNKNOWN, extend_deadline
@@ -76,6 +77,16 @@ def load_ended_run(state: State, run_id: str, event: Event) -> bool:
         load, state.next_load = state.next_load, state.next_load + 1
         state.step.loads.append(LoadRun(load, run_id))
     return True
+
+
+def find_run(state: State, event: RequestOfRun, hint: str = "`rollout run list` shows all") -> Run | None:
+    """The run of a client's request. None: the ledger is asked for it, or it is replied that there is none."""
+    if load_ended_run(state, event.run_id, event):
+        return None
+    run = state.runs.get(event.run_id)
+    if run is None:
+        reply(state, event.request, error=NotFoundError(f"no run {event.run_id} here; {hint}"))
+    return run
 
 
 def restore_runs(state: State, snapshot: Snapshot) -> None:

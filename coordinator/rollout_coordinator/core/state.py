@@ -13,6 +13,7 @@ from itertools import count
 from math import ceil
 from typing import Any, NamedTuple
 
+from rollout.model.errors import RolloutError
 from rollout.model.item import Blob, ItemSpec, Key, hosted
 from rollout.model.run import Order, RunSpec, RunState
 from rollout.model.worker import Credit, Inventory, WorkerState
@@ -23,7 +24,7 @@ from rollout_coordinator.core.progress import Progress
 from rollout_coordinator.core.ranges import Ranges
 from rollout_coordinator.core.reasons import Reasons
 from rollout_coordinator.core.settings import CoreSettings
-from rollout_coordinator.core.step import LaneRow, Load, LogRow, RunRow, Step, WorkerRow
+from rollout_coordinator.core.step import LaneRow, Load, LogRow, Reply, RunRow, Step, WorkerRow
 from rollout_coordinator.core.transitions import LOG, RUN, LogState, RestState, RunPhase
 from rollout_coordinator.core.views import CauseView
 
@@ -583,6 +584,10 @@ class State:
         self.questions[load] = PendingLoad(log.id, answered, always)
         self.step.loads.append(make(load))
         return load
+
+
+def reply(state: State, request: int, value: object = None, error: RolloutError | None = None) -> None:
+    state.step.sends.append(Reply(request, value, error))
 
 
 def touch(state: State, log: Log) -> None:

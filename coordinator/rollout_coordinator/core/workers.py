@@ -29,8 +29,8 @@ from rollout_coordinator.core.events import (
 )
 from rollout_coordinator.core.failures import reclaim, timed_out
 from rollout_coordinator.core.settings import QUARANTINED_MAX
-from rollout_coordinator.core.state import NEVER, AttemptBatch, ProgressNote, State, Worker
-from rollout_coordinator.core.step import CloseSession, Emit, Reply, RunMoved, SendControl
+from rollout_coordinator.core.state import NEVER, AttemptBatch, ProgressNote, State, Worker, reply
+from rollout_coordinator.core.step import CloseSession, Emit, RunMoved, SendControl
 from rollout_coordinator.core.transitions import WORKER
 
 ALIVE = frozenset({WorkerState.JOINING, WorkerState.READY, WorkerState.DRAINING})
@@ -171,13 +171,13 @@ def command(state: State, event: WorkerCommand) -> None:
     worker = state.workers.get(event.incarnation)
     if worker is None or worker.state not in (WorkerState.READY, WorkerState.DRAINING):
         error = NotFoundError(f"no live worker {event.incarnation}; `rollout workers` lists them")
-        state.step.sends.append(Reply(event.request, None, error))
+        reply(state, event.request, error=error)
         return
     if event.verb == "drain":
         drain(state, worker, f"drained by {f'the {event.by}' if event.by else 'an operator'}", event.by)
         worker.drain_argument = event.argument
     state.step.sends.append(SendControl(worker.id, event.verb, event.argument, worker.reason))
-    state.step.sends.append(Reply(event.request, None))
+    reply(state, event.request)
 
 
 def drain(state: State, worker: Worker, reason: str, by: str = "") -> None:
