@@ -97,7 +97,6 @@ async def test_rows_come_back_as_they_were_written(writer: Writer, ledger: Ledge
     run = dataclasses.replace(
         run_row(spec=spec),
         reason="why",
-        stop_submitting=True,
         pausing_until_ms=8,
         survivors=((1, 2, 3, WORKER),),
         priority=4,

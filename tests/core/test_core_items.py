@@ -9,7 +9,7 @@ from core_world import World
 from rollout.model.errors import StateError
 from rollout.model.item import Failure, ItemSpec, ItemState, Outcome
 from rollout_coordinator.core import items
-from rollout_coordinator.core.state import AttemptBatch, Log
+from rollout_coordinator.core.state import FRESH, AttemptBatch, Log
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def log() -> Log:
 
 def batch_of(log: Log, seqs: list[int]) -> AttemptBatch:
     one = log.flight[1]
-    return AttemptBatch(99, log, one.info, one.worker, one.assignment, 1, 0, 0, seqs, 0.0)
+    return AttemptBatch(99, log, one.info, one.worker, one.assignment, FRESH, seqs, 0.0)
 
 
 def test_where_an_item_is_kept_is_its_state(log: Log) -> None:

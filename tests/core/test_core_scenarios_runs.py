@@ -122,6 +122,20 @@ def test_a_pause_that_some_workers_outlast_leaves_the_survivors_on_disk() -> Non
     assert w.view().survivors == ((log, seq, 1, "B"),)
 
 
+def test_a_new_leader_goes_on_with_a_pause() -> None:
+    w = World()
+    a = w.worker("A")
+    w.open()
+    w.submit(4)
+    w.verb("pause")
+    w.restart()
+    assert w.view().pausing
+    a.hello()
+    assert a.pauses == ["R", "R"], "it is asked again: the order may have been lost"
+    a.release(*list(a.held), reason="pause")
+    assert not w.view().pausing and w.view().state is RunState.PAUSED
+
+
 def test_pause_that_is_answered_in_time_can_be_resumed() -> None:
     w = World()
     a = w.worker("A")

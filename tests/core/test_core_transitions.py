@@ -16,8 +16,8 @@ from rollout.model.errors import StateError
 from rollout.model.item import Failure, ItemSpec, Outcome
 from rollout.model.run import Lane, Policy, RunState
 from rollout.model.worker import Credit, WorkerState
-from rollout_coordinator.core.events import WorkerBeat, WorkerCommand, WorkerConfirm, WorkerGoodbye
-from rollout_coordinator.core.transitions import ITEM, LOG, RUN, WORKER, Table
+from rollout_coordinator.core.events import ItemCancel, WorkerBeat, WorkerCommand, WorkerConfirm, WorkerGoodbye
+from rollout_coordinator.core.transitions import ITEM, LOG, REST, RUN, WORKER, RunPhase, Table
 from test_core_guards_commit import scheduled
 
 SCENARIOS = (test_core_scenarios, test_core_scenarios_runs, test_core_scenarios_dispatch, test_core_scenarios_children)
@@ -27,7 +27,7 @@ assert _settings  # the plugin is loaded for the whole directory
 
 def test_an_unlisted_transition_raises() -> None:
     with pytest.raises(StateError, match="possible now: nothing"):
-        RUN.move(RunState.COMPLETED, "continue")
+        RUN.move(RunPhase.COMPLETED, "continue")
 
 
 def policies() -> None:
@@ -67,6 +67,8 @@ def ending_while_stopped() -> None:
         stopped(verb, cause)
     for verb in ("pause", "interrupt"):
         stopped(verb, "fail")
+    for cause in ("complete", "fail", "kill"):
+        paused_and_idle(cause)
 
 
 def stopped(verb: str, cause: str) -> None:
@@ -85,6 +87,37 @@ def stopped(verb: str, cause: str) -> None:
     else:
         a.finish(failure=Failure("bad", "x", False) if cause == "fail" else None)
     assert w.view().state.value == {"complete": "completed", "kill": "killed", "fail": "failed"}[cause]
+
+
+def paused_and_idle(cause: str) -> None:
+    """The cursor may move without attempts: its next item is cancelled."""
+    w = World()
+    a = w.worker("A")
+    w.open(policies=(Policy("stop_early", (("failures", "1"),)),) if cause == "fail" else ())
+    w.submit(2, specs=ItemSpec(max_attempts=1))
+    a.finish((w.root(), 1), failure=Failure("bad", "x", False) if cause == "fail" else None)
+    w.verb("pause")
+    assert w.verb("resume").state is RunState.RUNNING and not w.view().pausing
+    w.verb("pause")
+    assert w.view().pausing
+    a.release((w.root(), 0), reason="pause")
+    assert (w.view().state, w.view().pausing) == (RunState.PAUSED, False)
+    if cause == "kill":
+        w.verb("kill")
+    else:
+        w.seal(2)
+        w.ask(ItemCancel, "R", (0,))
+    assert w.view().state.value == {"complete": "completed", "kill": "killed", "fail": "failed"}[cause]
+
+
+def limited() -> None:
+    w = World()
+    a = w.worker("A", credit=1)
+    w.open(policies=(Policy("skip_rest", (("units_out", "1"),)),))
+    w.submit(4)
+    w.seal(4)
+    a.finish(units=(0, 1))
+    assert (w.view().state, w.view().skipped) == (RunState.COMPLETED, 3)
 
 
 def worker_states() -> None:
@@ -202,7 +235,8 @@ def test_every_row_is_taken(seen: set[tuple[str, Any, str]]) -> None:
     for more in (policies, ending_while_stopped, worker_states, attempts_of_all_kinds, given_up_after_its_start):
         more()
     leaders_that_read_again()
-    every = {(t.name, state, cause) for t in (ITEM, RUN, LOG, WORKER) for state, cause in t.rows}
+    limited()
+    every = {(t.name, state, cause) for t in (ITEM, RUN, LOG, REST, WORKER) for state, cause in t.rows}
     assert not {f"{n}: {s} --{c}-->" for n, s, c in every - seen}
 
 

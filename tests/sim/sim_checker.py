@@ -270,7 +270,7 @@ class Checker:
         for run in w.runs.values():
             if run.state is RunState.COMPLETED and run.spec.run_id in t.runs:
                 root = t.logs[run.root_log]
-                if not run.stop_submitting and not (root.sealed and root.cursor == root.submitted):
+                if not (root.sealed and root.cursor == root.submitted):
                     raise Violation("completed", f"run {run.spec.run_id} is completed at {root}")
 
     def _for_their_executors(self, row: st.AssignmentRow) -> None:
@@ -410,9 +410,5 @@ class Checker:
             if len(t.items.get(row.root_log, ())) < durable:
                 raise Violation("lost_submit", f"run {run_id}: {durable} were acknowledged")
             root = t.logs[row.root_log]
-            if (
-                row.state is RunState.COMPLETED
-                and not row.stop_submitting
-                and len(t.results.get(root.log, ())) != root.submitted
-            ):
+            if row.state is RunState.COMPLETED and len(t.results.get(root.log, ())) != root.submitted:
                 raise Violation("completed", f"run {run_id}: {root}")

@@ -15,7 +15,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from rollout_coordinator.core.transitions import ITEM, LOG, RUN, WORKER
+from rollout_coordinator.core.transitions import ITEM, LOG, REST, RUN, WORKER
 from sim_generate import KINDS, generate
 from sim_scenario import dump, load
 from sim_world import World
@@ -31,6 +31,7 @@ UNREACHED = {
     ("item", "running", "revoke"): "a worker does not give up what it said it had begun; tests/core",
     ("worker", "ready", "fault"): "honest workers break no protocol; tests/fuzz, tests/core",
     ("worker", "draining", "fault"): "as above",
+    ("rest", "taken", "limit"): "no run has limits; tests/core",
     ("worker", "ready", "goodbye"): "a worker says that it leaves before it goes; tests/core",
 }
 RARE = {
@@ -38,7 +39,9 @@ RARE = {
     ("item", "assigned", "worker_lost"): "a worker is lost before it began what it said was lost",
     ("log", "rereading", "close"): "a run ends while its new leader reads what was accepted under the last one",
     ("run", "failed", "continue"): "an operator continues a run that stopped early",
-    ("run", "paused", "fail"): "an early stop fires by the last results of a paused run",
+    ("run", "pausing", "fail"): "an early stop fires by the last results of a run that pauses",
+    ("run", "paused", "fail"): "or when the item before them is cancelled",
+    ("run", "paused", "complete"): "a paused run is sealed, or its last item is cancelled",
     ("run", "interrupted", "fail"): "or of an interrupted one",
     ("run", "interrupted", "complete"): "the survivors bring the last results",
     ("worker", "joining", "silent"): "a worker dies between its first beat and its Hello",
@@ -92,7 +95,7 @@ def test_every_fault_fired_and_every_transition_was_taken() -> None:
         pytest.skip("after all seeds only, in one process")
     assert not [kind for kind in KINDS if not seen_faults[kind]]
     assert seen_faults["deposed_leader_steps"], "a leader that was deposed and did not know it"
-    every = {(t.name, state.value, cause) for t in (ITEM, RUN, LOG, WORKER) for state, cause in t.rows}
+    every = {(t.name, state.value, cause) for t in (ITEM, RUN, LOG, REST, WORKER) for state, cause in t.rows}
     assert not {row for row in every if not seen_transitions[row]} - UNREACHED.keys() - RARE.keys()
 
 

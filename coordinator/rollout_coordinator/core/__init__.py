@@ -21,7 +21,7 @@ pyproject.toml checks that). What a module cannot do itself, because it is for o
     queues                                          pending items in memory
     index                                           which of them are ready, or wait: the candidates for a worker
     capacity                                        what a worker may be given
-    items | journal | object_retention | run_limits     the state of items; rows that changed; what is kept
+    items | object_retention | run_limits           the state of items; what is kept
     state                                           the records
     reasons
     step | transitions                              what comes out; the tables of states

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from rollout.model.worker import WorkerState
 
-from rollout_coordinator.core.state import Gate, Requirements, Run, State, Worker
+from rollout_coordinator.core.state import Gate, Requirements, Run, SpecQueue, State, Worker
 
 UNLIMITED = 1 << 30
 OF_PROCESSES = frozenset({"gpus", "memory_mib"})
@@ -99,6 +99,14 @@ def may_hold(state: State, run: Run, worker: Worker) -> bool:
 def cannot_start(worker: Worker, requirements: Requirements) -> bool:
     """It tried to start what these need, without success, and does not try again yet."""
     return bool(worker.causes) and any(cause.until and cause.concerns(requirements) for cause in worker.causes)
+
+
+def room_to_horizon(state: State, queue: SpecQueue) -> int:
+    """How many items from its head on the commit horizon allows, where policies decide by the order of results."""
+    log = queue.log
+    if not log.run.tracked or log.parent is not None:
+        return UNLIMITED
+    return log.cursor + state.settings.commit_horizon - queue.head()
 
 
 def strict_room(worker: Worker, requirements: Requirements, besides: Set[str] = frozenset()) -> int:

@@ -13,10 +13,10 @@ from rollout.model.run import RunState
 from rollout.model.worker import WorkerState
 
 from rollout_coordinator.core import reasons, runs
-from rollout_coordinator.core.capacity import fits
+from rollout_coordinator.core.capacity import fits, room_to_horizon
+from rollout_coordinator.core.chains import waits_for_earlier
 from rollout_coordinator.core.events import CannotStart, WorkerCauses
-from rollout_coordinator.core.items import is_accepted
-from rollout_coordinator.core.state import Requirements, Run, SpecQueue, StartFailure, State, Worker
+from rollout_coordinator.core.state import Requirements, Run, StartFailure, State, Worker
 from rollout_coordinator.core.step import Emit, RunMoved, SendRunEnded
 from rollout_coordinator.core.views import CauseView
 from rollout_coordinator.core.workers import worker_of_session
@@ -113,7 +113,8 @@ def _hopeless(state: State, run: Run) -> str:
             continue
         if log.returned or log.loading_returned or log.loading:
             return ""  # nobody knows what is on its way from the ledger
-        begins = (q for q in log.all_queues() if q.size and not _waits_for_earlier(state, q))
+        # Where others must be done first, it is decided by whether these can begin.
+        begins = (q for q in log.all_queues() if q.size and not waits_for_earlier(q) and room_to_horizon(state, q) > 0)
         needed.update(dict.fromkeys(queue.info.requirements for queue in begins))
     workers = list(_ready(state))
     parents_wait = any(batch.waiting for log in run.logs.values() for batch in log.flight.values())
@@ -129,14 +130,6 @@ def _hopeless(state: State, run: Run) -> str:
             return ""
         found += causes
     return _reason(found) if found else ""
-
-
-def _waits_for_earlier(state: State, queue: SpecQueue) -> bool:
-    """Its first item may begin only when others of the run are done: whether these can decides."""
-    log, head = queue.log, queue.head()
-    if queue.chain is not None and any(seq < head and not is_accepted(log, seq) for seq in queue.chain.members):
-        return True
-    return log.run.tracked and log.parent is None and head >= log.cursor + state.settings.commit_horizon
 
 
 def _ready(state: State) -> Iterator[Worker]:

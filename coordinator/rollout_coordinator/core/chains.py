@@ -45,6 +45,14 @@ def next_open(log: Log, chain: Chain) -> int | None:
     return min(rest) if rest else None
 
 
+def waits_for_earlier(queue: SpecQueue) -> bool:
+    """An earlier item of its chain has no result yet."""
+    if queue.chain is None:
+        return False
+    head = queue.head()
+    return any(seq < head and not is_accepted(queue.log, seq) for seq in queue.chain.members)
+
+
 def may_run(state: State, queue: SpecQueue, worker: Worker) -> Verdict:
     """On the head of the queue."""
     chain, log, spec = queue.chain, queue.log, queue.info.spec

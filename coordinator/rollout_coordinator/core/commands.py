@@ -14,14 +14,14 @@
 
 from __future__ import annotations
 
-from rollout.model.errors import InputError, NotFoundError, StateError
+from rollout.model.errors import InputError, StateError
 from rollout.model.run import RunState
 
 from rollout_coordinator.core import commit, replay, runs
 from rollout_coordinator.core.events import RunCommand, RunDelete
-from rollout_coordinator.core.state import Run, State, touch_run
+from rollout_coordinator.core.state import Run, State, reply, touch_run
 from rollout_coordinator.core.status import run_view
-from rollout_coordinator.core.step import Emit, Reply, RunMoved, SendPause
+from rollout_coordinator.core.step import Emit, RunMoved, SendPause
 from rollout_coordinator.core.transitions import RUN
 
 _ALREADY = {
@@ -39,12 +39,8 @@ _INSTEAD = {
 
 
 def command(state: State, event: RunCommand) -> None:
-    if replay.load_ended_run(state, event.run_id, event):
-        return
-    run = state.runs.get(event.run_id)
+    run = replay.find_run(state, event)
     if run is None:
-        error = NotFoundError(f"no run {event.run_id} here; `rollout run list` shows all")
-        state.step.sends.append(Reply(event.request, None, error))
         return
     verb = event.verb
     if verb in ("resume", "continue"):
@@ -55,25 +51,27 @@ def command(state: State, event: RunCommand) -> None:
         state.effects.dispatch = True
     elif verb not in _ALREADY:
         error = InputError(f"unknown verb {verb!r}; known are pause, resume, kill, priority")
-        state.step.sends.append(Reply(event.request, None, error))
+        reply(state, event.request, error=error)
         return
     elif run.state not in _ALREADY[verb]:
-        if not RUN.allows(run.state, verb):
+        if not RUN.allows(run.phase, verb):
             hint = _INSTEAD.get((verb, run.state), "it has ended" if runs.ended(run) else "wait")
             error = StateError(f"run {run.id} is {run.state.value}, so `{event.verb}` is not possible; {hint}")
-            state.step.sends.append(Reply(event.request, None, error))
+            reply(state, event.request, error=error)
             return
         _VERBS[verb](state, run, event.reason, event.by)
         state.step.sends.append(RunMoved(run.id))
-    state.step.sends.append(Reply(event.request, run_view(state, run)))
+    reply(state, event.request, run_view(state, run))
 
 
 def pause(state: State, run: Run, reason: str, by: str) -> None:
-    runs.move(run, "pause")
+    run.move("pause")
     run.reason = reason
     touch_run(state, run)
     if run.in_flight or run.waiting:
         run.pausing_until_ms = state.now.wall_ms + run.spec.pause_timeout_ms
+    else:
+        run.move("stopped")
     for worker in state.workers.values():
         if worker.session and run.id in worker.by_run:
             state.step.sends.append(SendPause(worker.session, run.id, run.spec.pause_timeout_ms))
@@ -84,7 +82,7 @@ def pause(state: State, run: Run, reason: str, by: str) -> None:
 
 
 def resume(state: State, run: Run, reason: str, by: str) -> None:
-    runs.move(run, "resume")
+    run.move("resume")
     _go(state, run, reason, "run_resumed", by)
 
 
@@ -92,7 +90,7 @@ def _go(state: State, run: Run, reason: str, event: str, by: str) -> None:
     run.reason = reason
     run.busy_at = state.now.mono
     run.ended_by = ""
-    run.pausing_until_ms = run.ended_ms = 0
+    run.ended_ms = 0
     run.survivors = ()
     touch_run(state, run)
     for log in run.logs.values():
@@ -110,7 +108,7 @@ def kill(state: State, run: Run, reason: str, by: str) -> None:
 
 def go_on(state: State, run: Run, reason: str, by: str) -> None:
     ended = runs.ended(run)
-    runs.move(run, "continue")
+    run.move("continue")
     if ended:
         state.ended.pop(run.id, None)
         run.root.progress.tally = [0, 0]  # a stop_early that fired counts anew
@@ -130,12 +128,12 @@ def delete(state: State, event: RunDelete) -> None:
     if run is None:
         # an ended run of an earlier leader is on disk only; deleting what is not there harms nothing
         state.step.writes.deleted_runs.append(event.run_id)
-        state.step.sends.append(Reply(event.request, None))
+        reply(state, event.request)
         return
     if not runs.ended(run):
         if not event.force:
             error = StateError(f"run {run.id} is {run.state.value}; kill it first, or delete it with --force")
-            state.step.sends.append(Reply(event.request, None, error))
+            reply(state, event.request, error=error)
             return
         kill(state, run, "deleted", "")
     runs.drop_flight(state, run, "run deleted", all=True)
@@ -143,7 +141,7 @@ def delete(state: State, event: RunDelete) -> None:
     runs.forget(state, run)
     state.step.writes.deleted_runs.append(run.id)
     state.step.sends.append(RunMoved(run.id))
-    state.step.sends.append(Reply(event.request, None))
+    reply(state, event.request)
 
 
 def forget_writes(state: State, run: Run) -> None:

@@ -28,6 +28,7 @@ from rollout_coordinator.core.index import release
 from rollout_coordinator.core.reasons import first_line
 from rollout_coordinator.core.state import AttemptBatch, LaneState, Log, Run, SpecInfo, State, touch
 from rollout_coordinator.core.step import AttemptRow, Emit, ResultRows, RunMoved
+from rollout_coordinator.core.transitions import RestState
 
 REASON_MAX = 1000  # characters
 
@@ -206,7 +207,7 @@ def finish_if_complete(state: State, run: Run) -> None:
     if not root.sealed or root.rereading or not runs.live(run) or root.cursor < root.submitted:
         return
     if not policies.wants_more(run):
-        runs.end(state, run, "complete", run_limits.why(root))
+        runs.end(state, run, "complete", root.progress.rest.why)
 
 
 # ---- what a result decides about others
@@ -219,7 +220,7 @@ def keep_within(state: State, run: Run) -> None:
     reason = run_limits.reached(log)
     if not reason:
         return
-    run_limits.decide(log, reason)
+    run_limits.skip_rest(log, reason)
     touch(state, log)
     state.step.sends.append(
         Emit(names.REST_SKIPPED, "warning", {"run_id": run.id, "name": run.spec.name, "reason": reason})
@@ -280,7 +281,8 @@ def close_behind(state: State, log: Log, infos: list[SpecInfo], members: list[in
 
 def verdict_on(log: Log, spec: int) -> tuple[Outcome, Failure] | None:
     """How items of this spec end without running: their lane is pruned, their group is won, or all is skipped."""
-    if log.parent is None and (reason := run_limits.why(log)):
+    if log.parent is None and log.rest is RestState.SKIPPED:
+        reason = log.progress.rest.why
         return Outcome.SKIPPED, Failure("rest_skipped", f"not begun before the rest was skipped: {reason}", False)
     info = log.run.specs[spec]
     if info.lane.pruned_at >= 0:

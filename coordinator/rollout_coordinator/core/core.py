@@ -15,7 +15,6 @@ from rollout_coordinator.core import (
     dispatch,
     hello,
     item_commands,
-    journal,
     logs,
     queues,
     rates,
@@ -157,8 +156,21 @@ class Core:
         for log in effects.window.values():
             window.refill(state, log)
         runs.attempts_over(state)
-        journal.write_rows(state)
+        self._write_rows()
         logs.forget_over(state)
+
+    def _write_rows(self) -> None:
+        """The rows of logs, runs and lanes that were noted, unless they were forgotten in the same step."""
+        state, writes, effects = self._state, self._state.step.writes, self._state.effects
+        for log in effects.logs.values():
+            if log.id in state.logs:
+                writes.logs[log.id] = log.row()
+        for run in effects.runs.values():
+            if run.id in state.runs:
+                writes.runs[run.id] = run.row()
+        for key, lane in effects.lanes.items():
+            if key[0] in state.runs:
+                writes.lanes[key] = lane.row(key[0])
 
     def run_view(self, run_id: str) -> RunView | None:
         """With what its pending items wait for."""

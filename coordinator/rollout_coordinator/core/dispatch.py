@@ -24,6 +24,7 @@ from rollout_coordinator.core.capacity import (
     idle,
     may_hold,
     parents_full,
+    room_to_horizon,
     strict_room,
     takes,
 )
@@ -211,8 +212,8 @@ def judge(state: State, queue: SpecQueue, worker: Worker, soft: bool) -> Verdict
         most = lane.cap - lane.in_flight
         if most <= 0:
             return Verdict(0, lane)
-    if log.run.tracked and log.parent is None:
-        most = min(most, log.cursor + state.settings.commit_horizon - queue.head())
+    if log.run.tracked:
+        most = min(most, room_to_horizon(state, queue))
         if most <= 0:
             return Verdict(0, log)
     if queue.chain is not None:
@@ -310,21 +311,10 @@ def give(
     state: State, frame: Frame, queue: SpecQueue, seqs: list[int], ids: list[bytes], payloads: list[Blob],
     history: History, size: int,
 ) -> None:  # fmt: skip
-    log, info, n, attempt = queue.log, queue.info, len(seqs), history.attempts + 1
+    log, info, n = queue.log, queue.info, len(seqs)
     before = predecessor(queue) if queue.chain is not None else None
-    batch = AttemptBatch(
-        next(state.numbers),
-        log,
-        info,
-        frame.worker,
-        frame.assignment,
-        attempt,
-        history.failures,
-        history.losses,
-        seqs,
-        state.now.mono,
-    )
-    batch.failed_on, batch.failed_by = history.failed_on, history.failed_by
+    number, now = next(state.numbers), state.now.mono
+    batch = AttemptBatch(number, log, info, frame.worker, frame.assignment, history, seqs, now)
     open_batch(state, batch, size)
     count(queue, -n, -size)
     state.effects.window[log.id] = log
@@ -335,7 +325,7 @@ def give(
         group = frame.groups[log.id] = AssignGroup(log.id, log.run.id, log.parent, [], [], [], [], [], [], [])
     at = len(group.seq)
     group.seq += seqs
-    group.attempt += [attempt] * n
+    group.attempt += [batch.attempt] * n
     group.ids += ids
     group.payloads += payloads
     group.specs += [info.spec] * n

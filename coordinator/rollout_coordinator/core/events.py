@@ -340,6 +340,7 @@ class Tick:
     """Time passed. The driver sends one at `wake_at` and at least every heartbeat_interval / 2."""
 
 
+RequestOfRun = SubmitItems | SubmitSeal | RunCommand | RunLimits | ItemCancel
 Event = (
     SubmitOpen | SubmitItems | SubmitSeal | RunCommand | RunDelete | RunLimits | ItemCancel | WorkerHello
     | WorkerGone | WorkerGoodbye | WorkerLeaving

@@ -8,11 +8,12 @@ from rollout.model.item import HANDED_OVER, HANDED_OVER_MAX, AttemptEnd, Failure
 from rollout.model.run import ENDED
 from rollout.model.worker import WorkerState
 
-from rollout_coordinator.core import object_retention, run_limits
+from rollout_coordinator.core import object_retention
 from rollout_coordinator.core.attempts import end_attempt, open_seqs
 from rollout_coordinator.core.commit import close_in_flight
 from rollout_coordinator.core.state import AttemptBatch, State, Worker
 from rollout_coordinator.core.step import NO_EVIDENCE, Evidence
+from rollout_coordinator.core.transitions import RestState
 
 PREEMPTED = "preempted"
 """Code of an attempt that ended with a machine that gave notice; it counts against nothing."""
@@ -40,7 +41,7 @@ def retry_or_fail(
         if final is None:
             end_attempt(state, batch, seq, AttemptEnd.WORKER_LOST, failure.code, failure.message, left=left)
         return final
-    if not failure.retryable or run_limits.why(batch.log) or batch.failures + 1 >= spec.max_attempts:
+    if not failure.retryable or batch.log.rest is RestState.SKIPPED or batch.failures + 1 >= spec.max_attempts:
         return failure
     how = AttemptEnd.TIMEOUT if failure.code == "timeout" else AttemptEnd.FAILED
     delay = failure.retry_after_ms

@@ -17,9 +17,9 @@ from rollout_coordinator.core import attempts
 from rollout_coordinator.core.events import Keys, WorkerHello
 from rollout_coordinator.core.failures import not_held
 from rollout_coordinator.core.items import is_accepted
-from rollout_coordinator.core.journal import write_worker
 from rollout_coordinator.core.state import AttemptBatch, Run, State, Worker
 from rollout_coordinator.core.step import CloseSession, Emit, SendPause, SendWelcome
+from rollout_coordinator.core.transitions import RunPhase
 from rollout_coordinator.core.workers import (
     extend_deadline,
     forget_revoke,
@@ -28,6 +28,7 @@ from rollout_coordinator.core.workers import (
     named,
     on_another_host,
     set_credit,
+    write,
 )
 
 
@@ -57,14 +58,14 @@ def hello(state: State, event: WorkerHello) -> None:
     worker.due_at = state.now.mono
     extend_deadline(state, worker, state.now.mono)
     forget_revoke(state, worker)
-    write_worker(state, worker)
+    write(state, worker)
     reconcile(state, worker, event)
     for run in state.runs.values():
         if run.id not in worker.by_run:
             continue
         if run.state in ENDED:  # the order may have been lost with the stream before
             cancel_survivors(state, run, worker)
-        elif run.pausing_until_ms:
+        elif run.phase is RunPhase.PAUSING:
             left_ms = max(0, run.pausing_until_ms - state.now.wall_ms)
             state.step.sends.append(SendPause(worker.session, run.id, left_ms))
     if before is not worker.state:

@@ -60,12 +60,8 @@ def wait(state: State, queue: SpecQueue, gate: Gate) -> None:
 def release(index: Index, gate: Gate) -> None:
     """What these queues wait for has moved."""
     for queue in index.waiting.pop(gate, ()):
-        add_again(queue)
-
-
-def add_again(queue: SpecQueue) -> None:
-    queue.queued = False
-    add(queue)
+        queue.queued = False
+        add(queue)
 
 
 def settle(queue: SpecQueue) -> None:
@@ -229,7 +225,8 @@ class Turn:
     def end(self) -> None:
         """What was set aside is there for the next worker."""
         for queue in self._aside:
-            add_again(queue)
+            queue.queued = False
+            add(queue)
 
     def _remove(self, queue: SpecQueue) -> None:
         """The first of its heap."""

@@ -10,44 +10,39 @@ from rollout.model.run import RunState
 
 from rollout_coordinator.core import attempts, commit, index, items, logs, queues, replay, run_limits, runs
 from rollout_coordinator.core.events import ItemCancel, Loaded, RunLimits
-from rollout_coordinator.core.state import Log, Run, State, touch_run
+from rollout_coordinator.core.state import Log, Run, State, reply, touch_run
 from rollout_coordinator.core.status import run_view
-from rollout_coordinator.core.step import Emit, LoadItems, Reply, RunConfigured
+from rollout_coordinator.core.step import Emit, LoadItems, RunConfigured
 
 CANCELLED = "cancelled"
 
 
 def limits(state: State, event: RunLimits) -> None:
-    if replay.load_ended_run(state, event.run_id, event):
-        return
-    run = state.runs.get(event.run_id)
+    run = replay.find_run(state, event)
     if run is None:
-        state.step.sends.append(Reply(event.request, None, _unknown(event.run_id)))
         return
     if run.state is RunState.COMPLETED:
         error = StateError(f"run {run.id} is complete: none of its rows waits for a result")
-        state.step.sends.append(Reply(event.request, None, error))
+        reply(state, event.request, error=error)
         return
     run.spec = replace(run.spec, config=event.config)
     state.step.sends.append(RunConfigured(run.id))
     runs.set_limits(state, run, event.limits)
     touch_run(state, run)
-    state.step.sends.append(Reply(event.request, run_view(state, run)))
+    reply(state, event.request, run_view(state, run))
 
 
 def cancel(state: State, event: ItemCancel) -> None:
     """The item ends as cancelled: a result of its attempt that comes later is stale, like that of any overtaken one."""
-    if replay.load_ended_run(state, event.run_id, event):
+    run = replay.find_run(state, event)
+    if run is None:
         return
-    run = state.runs.get(event.run_id)
-    log = _log_of(run, event.place) if run is not None else None
-    seq = event.place[-1]
-    if run is None or log is None or not 0 <= seq < log.submitted:
-        error = _unknown(event.run_id) if run is None else NotFoundError(f"run {run.id} has no row {_row(event)}")
-        state.step.sends.append(Reply(event.request, None, error))
+    log, seq = _log_of(run, event.place), event.place[-1]
+    if log is None or not 0 <= seq < log.submitted:
+        reply(state, event.request, error=NotFoundError(f"run {run.id} has no row {_row(event)}"))
         return
     if (refusal := _refusal(run, log, event)) is not None:
-        state.step.sends.append(Reply(event.request, None, refusal))
+        reply(state, event.request, error=refusal)
         return
     by = event.by or "an operator"
     failure = Failure(CANCELLED, f"cancelled by {by}{f': {event.reason}' if event.reason else ''}", False)
@@ -73,7 +68,7 @@ def cancel(state: State, event: ItemCancel) -> None:
             "run_id": run.id, "name": run.spec.name, "row": _row(event), "by": event.by, "reason": event.reason,
         }  # fmt: skip
         state.step.sends.append(Emit("item_cancelled", "info", fields))
-        state.step.sends.append(Reply(event.request, None))
+        reply(state, event.request)
 
     batch = log.flight.get(seq)
     if batch is not None:
@@ -87,7 +82,7 @@ def cancel(state: State, event: ItemCancel) -> None:
         if error is None:
             end(loaded.items[0].spec)
         else:
-            state.step.sends.append(Reply(event.request, None, error))
+            reply(state, event.request, error=error)
 
     state.ask(log, lambda load: LoadItems(load, log.id, [seq]), found, always=True)
 
@@ -109,7 +104,3 @@ def _refusal(run: Run, log: Log, event: ItemCancel) -> StateError | None:
 
 def _row(event: ItemCancel) -> str:
     return ".".join(str(seq + 1) for seq in event.place)
-
-
-def _unknown(run_id: str) -> NotFoundError:
-    return NotFoundError(f"no run {run_id} here; `rollout run list` shows all")

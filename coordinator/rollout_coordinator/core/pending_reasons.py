@@ -15,9 +15,17 @@ from rollout.model.ids import short
 from rollout.model.run import RunState
 from rollout.model.worker import WorkerState
 
-from rollout_coordinator.core.capacity import cannot_start, fits, free_credit, may_hold, parents_full, strict_room
-from rollout_coordinator.core.items import is_accepted
-from rollout_coordinator.core.state import ROOT_RANK, Log, Requirements, Run, SpecQueue, State, Worker
+from rollout_coordinator.core.capacity import (
+    cannot_start,
+    fits,
+    free_credit,
+    may_hold,
+    parents_full,
+    room_to_horizon,
+    strict_room,
+)
+from rollout_coordinator.core.chains import waits_for_earlier
+from rollout_coordinator.core.state import ROOT_RANK, Requirements, Run, SpecQueue, State, Worker
 from rollout_coordinator.core.views import WaitView
 from rollout_coordinator.core.workers import ALIVE
 
@@ -106,8 +114,7 @@ def _needs(requirements: Requirements) -> Iterator[tuple[str, Need]]:
 
 def _held_back(state: State, queue: SpecQueue) -> Reason | None:
     """Why its first item may not begin now, whoever would take it."""
-    log, info = queue.log, queue.info
-    run, lane = log.run, info.lane
+    run, info, lane = queue.log.run, queue.info, queue.info.lane
     if info.spec.not_before_ms > state.now.wall_ms:
         at = datetime.fromtimestamp(info.spec.not_before_ms / 1000, UTC).isoformat(timespec="seconds")
         return "not_before", f"not before {at}", False
@@ -115,20 +122,13 @@ def _held_back(state: State, queue: SpecQueue) -> Reason | None:
         return "caps", f"lane {lane.name!r} has {lane.in_flight} items in flight, its cap is {lane.cap}", False
     if run.spec.max_in_flight and run.in_flight >= run.spec.max_in_flight:
         return "caps", f"the run has {run.in_flight} items in flight, its cap is {run.spec.max_in_flight}", False
-    horizon = state.settings.commit_horizon
-    if run.tracked and log.parent is None and queue.head() >= log.cursor + horizon:
+    if room_to_horizon(state, queue) <= 0:
+        horizon = state.settings.commit_horizon
         return "caps", f"more than {horizon} items ahead of the commit cursor, where policies decide", False
-    if queue.chain is not None and _chain_is_busy(log, queue):
+    chain = queue.chain
+    if chain is not None and (chain.flying or chain.looking_back or waits_for_earlier(queue)):
         return "chain", "an earlier item of the same chain is not done", False
     return None
-
-
-def _chain_is_busy(log: Log, queue: SpecQueue) -> bool:
-    chain = queue.chain
-    assert chain is not None
-    if chain.flying or chain.looking_back:
-        return True
-    return any(seq < queue.head() and not is_accepted(log, seq) for seq in chain.members)
 
 
 def _busy(state: State, run: Run, requirements: Requirements, workers: list[Worker], *, root: bool) -> Reason | None:

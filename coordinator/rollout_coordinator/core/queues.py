@@ -179,7 +179,8 @@ def fire_timers(state: State) -> None:
         _, _, log_id, queue = heapq.heappop(state.timers)
         log = state.logs.get(log_id)
         if log is not None and not log.closed:
-            index.add_again(queue)
+            queue.queued = False
+            index.add(queue)
             state.effects.dispatch = True
     while state.retries and state.retries[0][0] <= state.now.mono:
         _, _, log_id, (seq, history) = heapq.heappop(state.retries)

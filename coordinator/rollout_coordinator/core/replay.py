@@ -5,17 +5,20 @@ Attempts stay with their workers, who get a full fresh deadline to say Hello; pe
 
 from __future__ import annotations
 
+from rollout.model.errors import NotFoundError
 from rollout.model.item import Key, Outcome
+from rollout.model.run import RunState
 from rollout.model.worker import WorkerState
 
 from rollout_coordinator.core import attempts, runs
 from rollout_coordinator.core.chains import resume_chains
-from rollout_coordinator.core.events import Event, Now, ResultsLoaded, RunLoaded
+from rollout_coordinator.core.events import Event, Now, RequestOfRun, ResultsLoaded, RunLoaded
 from rollout_coordinator.core.items import is_accepted
 from rollout_coordinator.core.logs import make_log
 from rollout_coordinator.core.progress import Progress
-from rollout_coordinator.core.state import Assignment, AttemptBatch, Log, Run, State, Worker
+from rollout_coordinator.core.state import Assignment, AttemptBatch, History, Log, Run, State, Worker, reply
 from rollout_coordinator.core.step import LoadResults, LoadRun, LogRow, Snapshot
+from rollout_coordinator.core.transitions import RunPhase
 from rollout_coordinator.core.workers import ANY_HOST, UNKNOWN, extend_deadline
 
 PAGE = 8192  # outcomes read at once
@@ -36,7 +39,7 @@ def restore(state: State, snapshot: Snapshot, now: Now) -> None:
     for log in state.logs.values():
         revive(state, log)
     for run in state.runs.values():
-        if run.pausing_until_ms and not run.in_flight:
+        if run.phase is RunPhase.PAUSING and not run.in_flight:
             state.effects.idle[run.id] = run
         if runs.ended(run):  # some of its attempts may not be over
             runs.keep_for_now(state, run)
@@ -76,15 +79,24 @@ def load_ended_run(state: State, run_id: str, event: Event) -> bool:
     return True
 
 
+def find_run(state: State, event: RequestOfRun, hint: str = "`rollout run list` shows all") -> Run | None:
+    """The run of a client's request. None: the ledger is asked for it, or it is replied that there is none."""
+    if load_ended_run(state, event.run_id, event):
+        return None
+    run = state.runs.get(event.run_id)
+    if run is None:
+        reply(state, event.request, error=NotFoundError(f"no run {event.run_id} here; {hint}"))
+    return run
+
+
 def restore_runs(state: State, snapshot: Snapshot) -> None:
     roots: dict[str, int] = {}
     for row in snapshot.runs:
-        run = runs.make_run(state, row.spec, row.state, row.created_ms)
+        pausing = row.state is RunState.PAUSED and row.pausing_until_ms
+        phase = RunPhase.PAUSING if pausing else RunPhase(row.state.value)
+        run = runs.make_run(state, row.spec, phase, row.created_ms)
         run.reason, run.updated_ms, run.ended_ms = row.reason, row.updated_ms, row.ended_ms
-        run.stop_submitting, run.pausing_until_ms, run.survivors = (
-            row.stop_submitting, row.pausing_until_ms, tuple(row.survivors),
-        )  # fmt: skip
-        run.ended_by = row.ended_by
+        run.pausing_until_ms, run.survivors, run.ended_by = row.pausing_until_ms, tuple(row.survivors), row.ended_by
         runs.set_priority(run, row.priority)
         roots[run.id] = row.root_log
     for spec in sorted(snapshot.specs, key=lambda s: (s.run_id, s.index)):
@@ -127,14 +139,15 @@ def restore_log(state: State, run: Run, row: LogRow, accepted: list[tuple[int, i
 
 def restore_attempts(state: State, snapshot: Snapshot, now: Now) -> None:
     assignments: dict[int, Assignment] = {}
-    batches: dict[tuple[int, int, int, int, int, int, str, str, str, int], list[int]] = {}
+    batches: dict[tuple[int, int, int, str, History, int], list[int]] = {}
     for one in snapshot.open_attempts:
         if one.log in state.logs:
             alone = one.seq if state.logs[one.log].run.specs[one.spec].spec.chain else -1
-            last = one.failed_on, one.failed_by
-            key = (one.batch, one.log, one.spec, one.attempt, one.failures, one.losses, one.worker, *last, alone)
-            batches.setdefault(key, []).append(one.seq)
-    for (number, log_id, spec, attempt, failures, losses, incarnation, on, by, _), seqs in batches.items():
+            before = History(
+                one.attempt - 1, one.failures, one.losses, failed_on=one.failed_on, failed_by=one.failed_by
+            )
+            batches.setdefault((one.batch, one.log, one.spec, one.worker, before, alone), []).append(one.seq)
+    for (number, log_id, spec, incarnation, before, _), seqs in batches.items():
         worker = state.workers.get(incarnation)
         if worker is None:
             worker = state.workers[incarnation] = Worker(incarnation, ANY_HOST, UNKNOWN, WorkerState.READY, now)
@@ -142,10 +155,7 @@ def restore_attempts(state: State, snapshot: Snapshot, now: Now) -> None:
         assignment = assignments.setdefault(number, Assignment(number))
         log = state.logs[log_id]
         info = log.run.specs[spec]
-        batch = AttemptBatch(
-            next(state.numbers), log, info, worker, assignment, attempt, failures, losses, seqs, now.mono
-        )
-        batch.failed_on, batch.failed_by = on, by
+        batch = AttemptBatch(next(state.numbers), log, info, worker, assignment, before, seqs, now.mono)
         batch.maybe_started = True
         if info.spec.timeout_ms:
             batch.started_at = dict.fromkeys(seqs, now.mono)

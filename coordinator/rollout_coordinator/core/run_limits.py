@@ -12,6 +12,7 @@ from rollout.model.run import ENDED, RunState
 from rollout_coordinator.core.limits import Limits
 from rollout_coordinator.core.state import Log, State, touch
 from rollout_coordinator.core.step import ResultRows
+from rollout_coordinator.core.transitions import REST, RestState
 
 _NAMED_MAX = 3
 _CENT = 10_000  # in millionths of a dollar
@@ -19,12 +20,9 @@ WRITTEN_EVERY_MS = 10_000
 """So much running time at most is forgotten when the coordinator dies."""
 
 
-def why(log: Log) -> str:
-    """Why what has not begun is skipped; empty: it is not."""
-    return log.progress.rest.why
-
-
-def decide(log: Log, reason: str) -> None:
+def skip_rest(log: Log, reason: str) -> None:
+    """From now on what has not begun is skipped."""
+    REST.move(log.rest, "limit")
     log.progress.rest.why = reason
 
 
@@ -79,7 +77,7 @@ def count_over(log: Log, code: str, n: int) -> None:
 def reached(log: Log) -> str:
     """Which limit the run has reached, for people; empty: none, or one before."""
     limits = _watched(log)
-    if limits is None or log.run.state in ENDED or why(log):
+    if limits is None or log.run.state in ENDED or log.rest is RestState.SKIPPED:
         return ""
     counts = log.progress.rest
     used = (limits.used[0] + counts.units_in, limits.used[1] + counts.units_out)
@@ -114,7 +112,7 @@ def tick(state: State) -> None:
             continue
         ran_ms = int((state.now.mono - run.looked_at) * 1000)
         run.looked_at += ran_ms / 1000
-        if run.state is not RunState.RUNNING or why(run.root):
+        if run.state is not RunState.RUNNING or run.root.rest is RestState.SKIPPED:
             continue
         before = run.root.progress.rest.ran_ms
         run.root.progress.rest.ran_ms += ran_ms

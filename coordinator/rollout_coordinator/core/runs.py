@@ -13,7 +13,7 @@ from rollout_coordinator.core.index import tell_apart
 from rollout_coordinator.core.logs import close_log, fold_counters, forget_log, open_log
 from rollout_coordinator.core.state import LaneState, Requirements, Run, SpecInfo, State, touch, touch_run
 from rollout_coordinator.core.step import AttemptRow, Emit, RunMoved, SendRunEnded, SpecRow
-from rollout_coordinator.core.transitions import RUN
+from rollout_coordinator.core.transitions import RunPhase
 
 LIVE = frozenset({RunState.RUNNING, RunState.PAUSED, RunState.INTERRUPTED})
 
@@ -24,7 +24,7 @@ def live(run: Run) -> bool:
 
 def open_run(state: State, spec: RunSpec, by: str = "", address: str = "") -> Run:
     """A run and its empty root log. `by`, from `address`: who submits it, as people know them."""
-    run = make_run(state, spec, RunState.RUNNING, state.now.wall_ms)
+    run = make_run(state, spec, RunPhase.RUNNING, state.now.wall_ms)
     run.root = open_log(state, run, None)
     touch_run(state, run)
     fields = {"run_id": run.id, "workload": spec.workload, "name": spec.name, "by": by, "address": address}
@@ -32,8 +32,8 @@ def open_run(state: State, spec: RunSpec, by: str = "", address: str = "") -> Ru
     return run
 
 
-def make_run(state: State, spec: RunSpec, run_state: RunState, created_ms: int) -> Run:
-    run = Run(spec, run_state, created_ms)
+def make_run(state: State, spec: RunSpec, phase: RunPhase, created_ms: int) -> Run:
+    run = Run(spec, phase, created_ms)
     for lane in spec.lanes:
         run.lanes[lane.name] = LaneState(lane.name, lane.max_in_flight)
     run.policies = policies.compile_policies(spec)
@@ -96,11 +96,6 @@ def set_limits(state: State, run: Run, limits: ItemLimits) -> None:
                 attempts.keep_time(state, batch)
 
 
-def move(run: Run, cause: str) -> None:
-    """The only way a run changes its state. StateError if the table does not list it."""
-    run.state = RUN.move(run.state, cause)
-
-
 def end(state: State, run: Run, cause: str, reason: str) -> None:
     """Complete, fail or kill: what is pending is left in the ledger, what is in flight is cancelled.
 
@@ -108,12 +103,11 @@ def end(state: State, run: Run, cause: str, reason: str) -> None:
     be continued keeps its exclusive attempts in flight, as survivors, until their worker says that they are over (or is
     lost): they would overlap with those of the run that goes on.
     """
-    move(run, cause)
+    run.move(cause)
     rates.note_busy(state, run, held=False)
     touch(state, run.root)
     run.reason = reason
     run.ended_ms = state.now.wall_ms
-    run.pausing_until_ms = 0
     drop_flight(state, run, f"run {run.state.value}", all=run.state is RunState.COMPLETED)
     run.survivors = survivors(state, run)
     touch_run(state, run)
@@ -182,21 +176,20 @@ def attempts_over(state: State) -> None:
         if run.survivors and ended(run):
             run.survivors = ()
             touch_run(state, run)
-        elif run.pausing_until_ms:
-            run.pausing_until_ms = 0
+        elif run.phase is RunPhase.PAUSING:
+            run.move("stopped")
             state.effects.runs[run.id] = run
 
 
 def pause_deadlines(state: State) -> None:
     """Pauses whose time is up: the run is interrupted, and says which attempts live on."""
     for run in list(state.runs.values()):
-        if not run.pausing_until_ms or not (run.in_flight or run.waiting):
+        if run.phase is not RunPhase.PAUSING or not (run.in_flight or run.waiting):
             continue
         if state.now.wall_ms < run.pausing_until_ms:
             state.wake_by(state.now.mono + (run.pausing_until_ms - state.now.wall_ms) / 1000)
             continue
-        move(run, "pause_timeout")
-        run.pausing_until_ms = 0
+        run.move("pause_timeout")
         run.survivors = survivors(state, run)
         run.reason = f"{len(run.survivors)} attempts did not stop in time"
         touch_run(state, run)

@@ -13,6 +13,7 @@ from itertools import count
 from math import ceil
 from typing import Any, NamedTuple
 
+from rollout.model.errors import RolloutError
 from rollout.model.item import Blob, ItemSpec, Key, hosted
 from rollout.model.run import Order, RunSpec, RunState
 from rollout.model.worker import Credit, Inventory, WorkerState
@@ -23,8 +24,8 @@ from rollout_coordinator.core.progress import Progress
 from rollout_coordinator.core.ranges import Ranges
 from rollout_coordinator.core.reasons import Reasons
 from rollout_coordinator.core.settings import CoreSettings
-from rollout_coordinator.core.step import LaneRow, Load, LogRow, Step
-from rollout_coordinator.core.transitions import LOG, LogState
+from rollout_coordinator.core.step import LaneRow, Load, LogRow, Reply, RunRow, Step, WorkerRow
+from rollout_coordinator.core.transitions import LOG, RUN, LogState, RestState, RunPhase
 from rollout_coordinator.core.views import CauseView
 
 NEVER = float("inf")
@@ -205,6 +206,11 @@ class Log:
         self.rereading = self.state is LogState.REREADING
 
     @property
+    def rest(self) -> RestState:
+        """Of a root log; its row says why."""
+        return RestState.SKIPPED if self.progress.rest.why else RestState.TAKEN
+
+    @property
     def pending(self) -> int:
         return self.submitted - sum(self.counts) - len(self.flight)
 
@@ -220,6 +226,18 @@ class Log:
             cancelled, skipped, self.attempts, self.retried, self.worker_lost, self.stale, self.units_in,
             self.units_out, self.progress.to_json(), self.invalid,
         )  # fmt: skip
+
+
+@dataclass(slots=True, eq=False)
+class Reader:
+    """A parent's attempt that reads its children's results."""
+
+    session: str
+    attempt: int
+    next: int  # the first child it was not sent
+    loading: bool = False
+    resume: bool = False  # has something to read, waits for its caps
+    complete_sent: bool = False
 
 
 Entry = tuple[int, int, int, int, SpecQueue]
@@ -248,100 +266,69 @@ class Index:
 
 
 @dataclass(slots=True, eq=False)
-class Reader:
-    """A parent's attempt that reads its children's results."""
-
-    session: str
-    attempt: int
-    next: int  # the first child it was not sent
-    loading: bool = False
-    resume: bool = False  # has something to read, waits for its caps
-    complete_sent: bool = False
-
-
 class Run:
-    __slots__ = (
-        "busy_at",
-        "busy_count",
-        "by_group",
-        "by_spec",
-        "causes",
-        "created_ms",
-        "ended_by",
-        "ended_ms",
-        "endless_notes",
-        "failures",
-        "failures_told",
-        "failures_untold",
-        "holder",
-        "id",
-        "in_flight",
-        "index",
-        "lanes",
-        "last_failure",
-        "left_at",
-        "limits",
-        "logs",
-        "looked_at",
-        "pausing_until_ms",
-        "policies",
-        "priority",
-        "progress_note",
-        "reason",
-        "requirements",
-        "root",
-        "running",
-        "samples",
-        "spec",
-        "specs",
-        "state",
-        "stop_submitting",
-        "survivors",
-        "tracked",
-        "updated_ms",
-        "waiting",
-        "warm",
-        "weight",
-        "window",
-    )  # fmt: skip
+    spec: RunSpec
+    phase: RunPhase
+    created_ms: int
+    id: str = field(init=False)
+    state: RunState = field(init=False)  # by `phase`
+    reason: str = ""
+    causes: list[CauseView] = field(default_factory=_list)  # with which it ended
+    failures: Reasons = field(default_factory=Reasons)  # of items that failed for good
+    last_failure: tuple[int, str] = (-1, "")  # seq of the last of them, and why
+    ended_by: str = ""
+    updated_ms: int = field(init=False)
+    ended_ms: int = 0
+    pausing_until_ms: int = 0
+    survivors: tuple[tuple[int, int, int, str], ...] = ()
+    priority: int = field(init=False)
+    weight: float = 1.0  # its share of the workers
+    root: Log = field(init=False)
+    logs: dict[int, Log] = field(default_factory=_dict)
+    specs: list[SpecInfo] = field(default_factory=_list)
+    by_spec: dict[ItemSpec, SpecInfo] = field(default_factory=_dict)
+    by_group: dict[str, list[SpecInfo]] = field(default_factory=_dict)
+    requirements: dict[tuple[Any, ...], Requirements] = field(default_factory=_dict)
+    index: Index = field(default_factory=Index)
+    lanes: dict[str, LaneState] = field(default_factory=_dict)
+    in_flight: int = 0  # without those that wait for children
+    running: int = 0
+    waiting: int = 0
+    window: int = 0  # of all its logs
+    policies: list[Any] = field(default_factory=_list)
+    limits: Limits | None = None  # of the policy `skip_rest`
+    busy_at: float = 0.0  # when somebody last looked whether it is worked at (monotonic)
+    busy_count: int = 0  # its results then
+    looked_at: float = 0.0  # up to then its running time is counted (monotonic); only where that is limited
+    tracked: bool = False  # outcomes are kept until the cursor passes them
+    warm: dict[str, str] = field(default_factory=_dict)  # affinity key -> worker that last got it
+    failures_told: set[tuple[str, str]] = field(default_factory=_set)  # causes of which an event was made
+    failures_untold: int = 0  # rows that failed besides
+    left_at: dict[str, float] = field(default_factory=_dict)
+    """Worker -> when it last ended all that it held of this run (monotonic)."""
+    progress_note: ProgressNote | None = None  # what an attempt said last
+    endless_notes: dict[int, ProgressNote] = field(default_factory=_dict)
+    """By seq, of attempts that go on until the run ends."""
+    holder: Worker | None = None  # the worker that was given items of it last
+    samples: deque[tuple[float, int, int]] = field(default_factory=deque[tuple[float, int, int]])
+    """Of `rates`: (monotonic, final items, units out)."""
 
-    def __init__(self, spec: RunSpec, state: RunState, created_ms: int) -> None:
-        self.id, self.spec, self.state = spec.run_id, spec, state
-        self.reason = ""
-        self.causes: list[CauseView] = []  # with which it ended
-        self.failures = Reasons()  # of items that failed for good
-        self.last_failure: tuple[int, str] = (-1, "")  # seq of the last of them, and why
-        self.ended_by = ""
-        self.created_ms = self.updated_ms = created_ms
-        self.ended_ms = self.pausing_until_ms = 0
-        self.stop_submitting = False
-        self.survivors: tuple[tuple[int, int, int, str], ...] = ()
-        self.priority = spec.priority
-        self.weight = 1.0  # its share of the workers
-        self.root: Log
-        self.logs: dict[int, Log] = {}
-        self.specs: list[SpecInfo] = []
-        self.by_spec: dict[ItemSpec, SpecInfo] = {}
-        self.by_group: dict[str, list[SpecInfo]] = {}
-        self.requirements: dict[tuple[Any, ...], Requirements] = {}
-        self.index = Index()
-        self.lanes: dict[str, LaneState] = {}
-        self.in_flight = self.running = self.waiting = 0  # in_flight without those that wait for children
-        self.window = 0  # of all its logs
-        self.policies: list[Any] = []
-        self.limits: Limits | None = None  # of the policy `skip_rest`
-        self.busy_at = 0.0  # when somebody last looked whether it is worked at (monotonic)
-        self.busy_count = 0  # its results then
-        self.looked_at = 0.0  # up to then its running time is counted (monotonic); only where that is limited
-        self.tracked = False  # outcomes are kept until the cursor passes them
-        self.warm: dict[str, str] = {}  # affinity key -> worker that last got it
-        self.failures_told: set[tuple[str, str]] = set()  # causes of which an event was made
-        self.failures_untold = 0  # rows that failed besides
-        self.left_at: dict[str, float] = {}  # worker -> when it last ended all that it held of this run (monotonic)
-        self.progress_note: ProgressNote | None = None  # what an attempt said last
-        self.endless_notes: dict[int, ProgressNote] = {}  # by seq, of attempts that go on until the run ends
-        self.holder: Worker | None = None  # the worker that was given items of it last
-        self.samples: deque[tuple[float, int, int]] = deque()  # of `rates`: (monotonic, final items, units out)
+    def __post_init__(self) -> None:
+        self.id, self.priority, self.updated_ms = self.spec.run_id, self.spec.priority, self.created_ms
+        self.state = self.phase.state
+
+    def row(self) -> RunRow:
+        return RunRow(
+            self.spec, self.state, self.reason, self.root.id, self.created_ms, self.updated_ms, self.ended_ms,
+            self.pausing_until_ms, self.survivors, self.priority, self.ended_by,
+        )  # fmt: skip
+
+    def move(self, cause: str) -> None:
+        """The only way a run changes its state. StateError if the table does not list it."""
+        self.phase = RUN.move(self.phase, cause)
+        self.state = self.phase.state
+        if self.phase is not RunPhase.PAUSING:
+            self.pausing_until_ms = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,11 +363,12 @@ class AttemptBatch:
     )  # fmt: skip
 
     def __init__(
-        self, number: int, log: Log, info: SpecInfo, worker: Worker, assignment: Assignment, attempt: int,
-        failures: int, losses: int, seqs: list[int], at: float,
+        self, number: int, log: Log, info: SpecInfo, worker: Worker, assignment: Assignment, before: History,
+        seqs: list[int], at: float,
     ) -> None:  # fmt: skip
         self.id, self.log, self.info, self.worker, self.assignment = number, log, info, worker, assignment
-        self.attempt, self.failures, self.losses, self.seqs, self.assigned_at = attempt, failures, losses, seqs, at
+        self.attempt, self.failures, self.losses = before.attempts + 1, before.failures, before.losses
+        self.failed_on, self.failed_by, self.seqs, self.assigned_at = before.failed_on, before.failed_by, seqs, at
         self.open = len(seqs)
         self.timeout_ms = info.spec.timeout_ms  # that its worker enforces; the spec's may have changed since
         self.item_bytes = 0  # inline bytes per item
@@ -389,7 +377,6 @@ class AttemptBatch:
         self.waiting: set[int] = set()  # parents that wait for their children
         self.notes: dict[int, str] = {}  # seq -> what it said last of how far it is
         self.predecessor: tuple[int, int] | None = None  # pipelined: (seq, attempt) it stands on
-        self.failed_on = self.failed_by = ""  # as of their History
         self.maybe_started = False  # known from the ledger only: it may have started
 
 
@@ -462,6 +449,11 @@ class Worker:
         self.preempted = False  # its machine is being taken away: what goes wrong there is nobody's fault
         self.failure_emitted = False
         self.set_inventory(inventory)
+
+    def row(self) -> WorkerRow:
+        return WorkerRow(
+            self.id, self.host_id, self.inventory, self.state, self.registered_ms, self.ended_ms, self.reason
+        )
 
     def set_inventory(self, inventory: Inventory) -> None:
         self.inventory = inventory
@@ -592,6 +584,10 @@ class State:
         self.questions[load] = PendingLoad(log.id, answered, always)
         self.step.loads.append(make(load))
         return load
+
+
+def reply(state: State, request: int, value: object = None, error: RolloutError | None = None) -> None:
+    state.step.sends.append(Reply(request, value, error))
 
 
 def touch(state: State, log: Log) -> None:

@@ -8,7 +8,7 @@ from itertools import chain, islice
 
 from rollout.model.run import RunState
 
-from rollout_coordinator.core import causes, run_limits
+from rollout_coordinator.core import causes
 from rollout_coordinator.core.attempts import open_seqs
 from rollout_coordinator.core.events import Now
 from rollout_coordinator.core.items import is_accepted
@@ -16,6 +16,7 @@ from rollout_coordinator.core.pending_reasons import pending_reasons
 from rollout_coordinator.core.rates import rates
 from rollout_coordinator.core.runs import live
 from rollout_coordinator.core.state import AttemptBatch, Log, ProgressNote, Run, State, Worker
+from rollout_coordinator.core.transitions import RestState, RunPhase
 from rollout_coordinator.core.views import (
     HeldView,
     LaneView,
@@ -43,7 +44,7 @@ def run_view(state: State, run: Run, *, with_waits: bool = False) -> RunView:
     ]
     told = run.progress_note if _stands(run) else None
     return RunView(
-        spec=run.spec, state=run.state, reason=run.reason or run_limits.why(root), root_log=root.id,
+        spec=run.spec, state=run.state, reason=run.reason or root.progress.rest.why, root_log=root.id,
         priority=run.priority,
         submitted=root.submitted, sealed=root.sealed, cursor=root.cursor, done=done, failed=failed,
         cancelled=cancelled, skipped=skipped, in_flight=run.in_flight + run.waiting, running=run.running,
@@ -51,12 +52,12 @@ def run_view(state: State, run: Run, *, with_waits: bool = False) -> RunView:
         worker_lost=sum(log.worker_lost for log in logs), stale=sum(log.stale for log in logs),
         units_in=sum(log.units_in for log in logs), units_out=sum(log.units_out for log in logs),
         created_ms=run.created_ms, updated_ms=run.updated_ms, ended_ms=run.ended_ms,
-        pausing=bool(run.pausing_until_ms), workers=sum(works_on(state, w, run) for w in state.workers.values()),
+        pausing=run.phase is RunPhase.PAUSING, workers=sum(works_on(state, w, run) for w in state.workers.values()),
         survivors=run.survivors, lanes=lanes, ended_by=run.ended_by, rate=rate, units_rate=units_rate,
         invalid=root.invalid, causes=causes.of_run(state, run), waits=pending_reasons(state, run) if with_waits else [],
         note=told.note if told is not None else "", figures=told.figures if told is not None else b"",
         figures_of_each=[note.figures for note in run.endless_notes.values() if _in_flight(note) and note.figures],
-        skips_rest=live(run) and bool(run_limits.why(root)), busy_ms=root.progress.busy_ms,
+        skips_rest=live(run) and root.rest is RestState.SKIPPED, busy_ms=root.progress.busy_ms,
     )  # fmt: skip
 
 

@@ -13,12 +13,12 @@ from rollout.model.item import AttemptEnd
 from rollout.model.run import RunState
 from rollout.model.worker import WorkerState
 
-from rollout_coordinator.core import run_limits
 from rollout_coordinator.core.attempts import Held, current, end_attempt, keys_of, open_seqs
 from rollout_coordinator.core.capacity import fits, limit_of, may_hold, parents_full, strict_room, takes
 from rollout_coordinator.core.events import WorkerConfirm
 from rollout_coordinator.core.state import AttemptBatch, Requirements, Revoke, Run, State, Worker
 from rollout_coordinator.core.step import Emit, SendRevoke
+from rollout_coordinator.core.transitions import RestState
 from rollout_coordinator.core.workers import forget_revoke, worker_of_session
 
 
@@ -105,7 +105,7 @@ def seek(state: State) -> None:
 
 def take_back_skipped(state: State) -> None:
     """Of runs whose rest is skipped, what has not begun at its worker either: it is skipped once it is back."""
-    skipping = [run for run in state.runs.values() if run.in_flight and run_limits.why(run.root)]
+    skipping = [run for run in state.runs.values() if run.in_flight and run.root.rest is RestState.SKIPPED]
     for run in skipping:
         for worker in state.workers.values():
             if run.id not in worker.by_run or not may_be_asked(state, worker):

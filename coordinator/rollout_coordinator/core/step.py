@@ -36,7 +36,6 @@ class RunRow:
     created_ms: int
     updated_ms: int
     ended_ms: int  # 0: not ended
-    stop_submitting: bool = False
     pausing_until_ms: int = 0
     survivors: tuple[tuple[int, int, int, str], ...] = ()  # (log, seq, attempt, worker)
     priority: int = 0  # may differ from the spec's after `priority`

@@ -15,15 +15,11 @@ from rollout.model.run import RunSpec, RunState
 from rollout_coordinator.core import replay, runs
 from rollout_coordinator.core.commit import finish_if_complete
 from rollout_coordinator.core.events import IdsLoaded, Loaded, SubmitItems, SubmitOpen, SubmitSeal
-from rollout_coordinator.core.state import Log, Run, State, touch
-from rollout_coordinator.core.step import Emit, ItemRows, LoadIds, LoadItems, Reply, SubmitReply
+from rollout_coordinator.core.state import Log, Run, State, reply, touch
+from rollout_coordinator.core.step import Emit, ItemRows, LoadIds, LoadItems, SubmitReply
 from rollout_coordinator.core.window import free_rows, place
 
 EXECUTOR = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}(:[A-Za-z0-9_.-]{1,99})?")
-
-
-def reply(state: State, request: int, value: object = None, error: RolloutError | None = None) -> None:
-    state.step.sends.append(Reply(request, value, error))
 
 
 def answer(run: Run, end: int | None = None) -> SubmitReply:
@@ -45,15 +41,11 @@ def open_submit(state: State, event: SubmitOpen) -> None:
     else:
         different = differences(run.spec, event.spec)
         if different:
-            reply(
-                state,
-                event.request,
-                error=ConflictError(
-                    f"run {run.id} was submitted with another configuration; different: {', '.join(different)}. "
-                    "Submit it as it was, or start a new run.",
-                    keys=different,
-                ),
+            message = (
+                f"run {run.id} was submitted with another configuration; different: {', '.join(different)}. "
+                "Submit it as it was, or start a new run."
             )
+            reply(state, event.request, error=ConflictError(message, keys=different))
             return
     reply(state, event.request, answer(run))
 
@@ -87,17 +79,8 @@ def _paths(a: Any, b: Any, prefix: str) -> list[str]:
     return [] if a == b else [prefix or "config"]
 
 
-def find(state: State, request: int, run_id: str) -> Run | None:
-    run = state.runs.get(run_id)
-    if run is None:
-        reply(state, request, error=NotFoundError(f"no run {run_id}; open it first"))
-    return run
-
-
 def submit_items(state: State, event: SubmitItems) -> None:
-    if replay.load_ended_run(state, event.run_id, event):
-        return
-    run = find(state, event.request, event.run_id)
+    run = replay.find_run(state, event, "open it first")
     if run is None:
         return
     if run.root.checking:  # keep the order of one client's messages
@@ -208,9 +191,7 @@ def append(
 
 
 def seal(state: State, event: SubmitSeal) -> None:
-    if replay.load_ended_run(state, event.run_id, event):
-        return
-    run = find(state, event.request, event.run_id)
+    run = replay.find_run(state, event, "open it first")
     if run is None:
         return
     root = run.root

@@ -1,7 +1,7 @@
 """Transition tables: (state, cause) -> state. Whatever is not listed cannot happen; trying it raises.
 
-`Table.move` is the only way a state changes: that of items in `items.py`, of runs in `runs.move`, of logs in
-`Log.move`, of workers in `workers.move`.
+`Table.move` is the only way a state changes: that of items in `items.py`, of runs in `Run.move`, of logs in `Log.move`,
+of what a limit leaves in `run_limits.skip_rest`, of workers in `workers.move`.
 """
 
 from __future__ import annotations
@@ -72,21 +72,43 @@ ITEM: Table[ItemState] = Table(
     },
 )
 
-_RUN, _PAUSED, _INT = RunState.RUNNING, RunState.PAUSED, RunState.INTERRUPTED
-_DONE, _FAILED, _KILLED = RunState.COMPLETED, RunState.FAILED, RunState.KILLED
 
-RUN: Table[RunState] = Table(
+class RunPhase(StrEnum):
+    """`RunState`, and `pausing`: attempts have not stopped yet. To others such a run is paused."""
+
+    RUNNING = "running"
+    PAUSING = "pausing"
+    PAUSED = "paused"
+    INTERRUPTED = "interrupted"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    KILLED = "killed"
+
+    @property
+    def state(self) -> RunState:
+        return RunState.PAUSED if self is RunPhase.PAUSING else RunState(self.value)
+
+
+_RUN, _PAUSING, _PAUSED, _INT = RunPhase.RUNNING, RunPhase.PAUSING, RunPhase.PAUSED, RunPhase.INTERRUPTED
+_DONE, _FAILED, _KILLED = RunPhase.COMPLETED, RunPhase.FAILED, RunPhase.KILLED
+
+RUN: Table[RunPhase] = Table(
     "run",
     {
-        (_RUN, "pause"): _PAUSED,
+        (_RUN, "pause"): _PAUSING,
         (_RUN, "complete"): _DONE,
         (_RUN, "fail"): _FAILED,
         (_RUN, "kill"): _KILLED,
+        (_PAUSING, "stopped"): _PAUSED,
+        (_PAUSING, "resume"): _RUN,
+        (_PAUSING, "complete"): _DONE,  # attempts that were under way may bring the last results
+        (_PAUSING, "fail"): _FAILED,
+        (_PAUSING, "kill"): _KILLED,
+        (_PAUSING, "pause_timeout"): _INT,  # survivors did not stop in time
         (_PAUSED, "resume"): _RUN,
-        (_PAUSED, "complete"): _DONE,  # attempts that were under way may bring the last results
+        (_PAUSED, "complete"): _DONE,  # it is sealed, or its last items are cancelled
         (_PAUSED, "fail"): _FAILED,
         (_PAUSED, "kill"): _KILLED,
-        (_PAUSED, "pause_timeout"): _INT,  # survivors did not stop in time
         (_INT, "continue"): _RUN,
         (_INT, "complete"): _DONE,  # the survivors' results still count
         (_INT, "fail"): _FAILED,
@@ -120,6 +142,16 @@ LOG: Table[LogState] = Table(
         (_CLOSED, "close"): _CLOSED,
     },
 )
+
+
+class RestState(StrEnum):
+    """Of a run's own items that have not begun, where the policy `skip_rest` limits it."""
+
+    TAKEN = "taken"
+    SKIPPED = "skipped"
+
+
+REST: Table[RestState] = Table("rest", {(RestState.TAKEN, "limit"): RestState.SKIPPED})
 
 _JOIN, _READY, _DRAIN = WorkerState.JOINING, WorkerState.READY, WorkerState.DRAINING
 _LOST, _GONE, _BAD = WorkerState.FAILED, WorkerState.GONE, WorkerState.QUARANTINED

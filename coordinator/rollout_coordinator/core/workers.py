@@ -28,10 +28,9 @@ from rollout_coordinator.core.events import (
     WorkerProgress,
 )
 from rollout_coordinator.core.failures import reclaim, timed_out
-from rollout_coordinator.core.journal import write_worker
 from rollout_coordinator.core.settings import QUARANTINED_MAX
-from rollout_coordinator.core.state import NEVER, AttemptBatch, ProgressNote, State, Worker
-from rollout_coordinator.core.step import CloseSession, Emit, Reply, RunMoved, SendControl
+from rollout_coordinator.core.state import NEVER, AttemptBatch, ProgressNote, State, Worker, reply
+from rollout_coordinator.core.step import CloseSession, Emit, RunMoved, SendControl
 from rollout_coordinator.core.transitions import WORKER
 
 ALIVE = frozenset({WorkerState.JOINING, WorkerState.READY, WorkerState.DRAINING})
@@ -84,6 +83,10 @@ def on_another_host(state: State, worker: Worker, host_id: str) -> bool:
 def set_credit(worker: Worker, credit: Credit) -> None:
     worker.credit = credit
     worker.credit_runs = dict(credit.run_items)
+
+
+def write(state: State, worker: Worker) -> None:
+    state.step.writes.workers[worker.id] = worker.row()
 
 
 # ---- what it says of itself
@@ -148,7 +151,7 @@ def goodbye(state: State, event: WorkerGoodbye) -> None:
         return
     leave(state, worker, "goodbye", event.reason)
     items = reclaim(state, worker, "goodbye", lost=False, spare=may_run_on)
-    write_worker(state, worker)
+    write(state, worker)
     fields = {**named(worker), "reason": event.reason, "items": items}
     state.step.sends.append(Emit(names.WORKER_DEREGISTERED, "info", fields))
 
@@ -168,13 +171,13 @@ def command(state: State, event: WorkerCommand) -> None:
     worker = state.workers.get(event.incarnation)
     if worker is None or worker.state not in (WorkerState.READY, WorkerState.DRAINING):
         error = NotFoundError(f"no live worker {event.incarnation}; `rollout workers` lists them")
-        state.step.sends.append(Reply(event.request, None, error))
+        reply(state, event.request, error=error)
         return
     if event.verb == "drain":
         drain(state, worker, f"drained by {f'the {event.by}' if event.by else 'an operator'}", event.by)
         worker.drain_argument = event.argument
     state.step.sends.append(SendControl(worker.id, event.verb, event.argument, worker.reason))
-    state.step.sends.append(Reply(event.request, None))
+    reply(state, event.request)
 
 
 def drain(state: State, worker: Worker, reason: str, by: str = "") -> None:
@@ -182,7 +185,7 @@ def drain(state: State, worker: Worker, reason: str, by: str = "") -> None:
     move(worker, "drain")
     worker.reason = reason
     state.effects.worker_left(worker)
-    write_worker(state, worker)
+    write(state, worker)
     if begins:
         fields = {**named(worker), "reason": reason, "by": by, "items": worker.in_flight}
         state.step.sends.append(Emit("worker_told_to_drain", "info", fields))
@@ -237,7 +240,7 @@ def failed(state: State, worker: Worker, late: float) -> None:
     leave(state, worker, "silent", f"silent for {allowed + late:.1f} s, the limit is {limit:g} s")
     reclaimed = reclaim(state, worker, "worker_failed", lost=True)
     if not joining:
-        write_worker(state, worker)
+        write(state, worker)
     if not worker.failure_emitted:
         worker.failure_emitted = True
         fields = {**named(worker), "items": reclaimed, "reason": worker.reason}
@@ -307,7 +310,7 @@ def quarantine(state: State, worker: Worker, error: RolloutError) -> None:
     leave(state, worker, "fault", error.message)
     extend_deadline(state, worker, state.now.mono)  # an answer may have gone out until now
     reclaim(state, worker, "quarantined", lost=True, spare=exclusive)
-    write_worker(state, worker)
+    write(state, worker)
     if session:
         state.step.sends.append(CloseSession(session, error))
     fields = {**named(worker), "reason": error.message}

@@ -214,7 +214,7 @@ def run_columns(row: RunRow) -> Row:
     return (
         spec.run_id, clean(spec.workload), clean(spec.name), row.state.value, clean(row.reason), spec.order.value,
         row.root_log, row.priority, _run_spec_json(spec), spec.config, row.created_ms, row.updated_ms, row.ended_ms,
-        int(row.stop_submitting), row.pausing_until_ms, dumps(row.survivors), clean(row.ended_by),
+        0, row.pausing_until_ms, dumps(row.survivors), clean(row.ended_by),
     )  # fmt: skip
 
 
@@ -222,7 +222,7 @@ def run_row(row: Row) -> RunRow:
     """Convert a row of RUN_COLUMNS."""
     return RunRow(
         spec=_run_spec(row[8], row[9]), state=RunState(row[3]), reason=row[4], root_log=row[6], created_ms=row[10],
-        updated_ms=row[11], ended_ms=row[12], stop_submitting=bool(row[13]), pausing_until_ms=row[14],
+        updated_ms=row[11], ended_ms=row[12], pausing_until_ms=row[14],
         survivors=_tuples(json.loads(row[15])), priority=row[7], ended_by=row[16],
     )  # fmt: skip
 
