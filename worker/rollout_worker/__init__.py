@@ -1,4 +1,4 @@
-"""The worker: a daemon that does I/O only, and supervised child processes that run plugins, engines and executors."""
+"""Worker: a daemon that does only I/O, and supervised child processes that run plugins, engines and executors."""
 
 import os
 

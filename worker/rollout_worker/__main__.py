@@ -39,12 +39,12 @@ DEFAULT_CONFIG = Path("worker.toml")
 
 
 def config_file(named: Path | None) -> Path | None:
-    """The one that is named, else `./worker.toml` where it is there."""
+    """Return the named file, else `./worker.toml` if it exists."""
     return named or (DEFAULT_CONFIG if DEFAULT_CONFIG.is_file() else None)
 
 
 def settings_for(config: Path | None, *, hot_reload: bool, tls_dir: Path | None = None) -> WorkerSettings:
-    """The file's settings, else the defaults; the environment and the options over them. ConfigError."""
+    """Return the file's settings or the defaults, overridden by the environment and the options. Raises ConfigError."""
     overrides = {
         "worker.dev_hot_reload": True if hot_reload else None,
         "transport.tls_dir": str(tls_dir) if tls_dir is not None else None,
@@ -85,7 +85,7 @@ def run(
 
 
 async def serve(settings: WorkerSettings, worker_id: str, plugins: list[Path]) -> int:
-    """The exit code of a worker that runs until it has drained, or is told twice to stop."""
+    """Run a worker until it has drained, or is told twice to stop; return its exit code."""
     loop = asyncio.get_running_loop()
     worker: Worker | None = None
     task: asyncio.Task[int] | None = None

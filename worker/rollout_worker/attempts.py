@@ -1,4 +1,4 @@
-"""Attempts a worker holds: their states, and their columns on the wire. Pure, as the session is."""
+"""Attempts that a worker holds: their states, and their columns on the wire. Pure, like the session."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rollout.wire.v1 import common_pb2, work_pb2
 from rollout_worker.executors.port import Run, remember
 
 OUT_OF_MEMORY = "out_of_memory"
-"""Error code of an attempt that used more memory than its item asks for; counted as its failure, not as a loss."""
+"""Error code of an attempt that used more memory than its item asks for; it counts as a failure, not as a loss."""
 FRAME_BYTES = 900 << 10  # below the wire limit of 1 MiB, with room for what is not counted
 ROW_BYTES = 64
 FRAME_ITEMS = 4096
@@ -82,7 +82,7 @@ class AttemptKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Where attempts of a run and an executor execute: those with equal `key` share child processes."""
+    """Where attempts of a run and an executor execute; those with equal `key` share child processes."""
 
     run: Run
     kind: str  # engine | shared | slot
@@ -97,7 +97,7 @@ class Plan:
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """An assigned attempt that has no result yet."""
+    """Assigned attempt without a result."""
 
     log: int
     seq: int
@@ -125,17 +125,18 @@ class Held:
 
     @property
     def remote(self) -> bool:
-        """Whether its input has to be fetched first."""
+        """Whether its input must be fetched first."""
         return not isinstance(self.payload, bytes) or isinstance(self.predecessor, tuple)
 
     @property
     def begun(self) -> bool:
-        """Not one that waits here, or in its process behind others."""
+        """Whether it has begun, rather than waiting here or in its process behind others."""
         given = self.state in (State.RUNNING, State.STOPPING)
         return self.started is not None if given else self.state not in UNSTARTED
 
     def move(self, cause: str) -> None:
-        """The next state; the caller forgets the attempt where the table says None. KeyError: the session's fault."""
+        """Move to the next state; the caller forgets the attempt if the table says None. A KeyError is a fault of the
+        session."""
         after = TABLE[self.state, cause]
         if after is not None:
             self.state = after
@@ -143,7 +144,7 @@ class Held:
 
 @dataclass(slots=True, eq=False)
 class Finished:
-    """The end of an attempt, kept until the coordinator has it."""
+    """End of an attempt, kept until the coordinator has acknowledged it."""
 
     log: int
     seq: int
@@ -163,7 +164,7 @@ class Finished:
 
 
 def keys_to_wire(keys: Iterable[tuple[int, int, int]]) -> list[common_pb2.AttemptKeys]:
-    """One AttemptKeys per log, in the order of first appearance."""
+    """Return one AttemptKeys per log, in the order of first appearance."""
     by_log: dict[int, tuple[list[int], list[int]]] = {}
     for log, seq, attempt in keys:
         columns = by_log.get(log)
@@ -191,7 +192,7 @@ def keys_from_wire(wire: Iterable[common_pb2.AttemptKeys]) -> list[AttemptKey]:
 
 
 def run_from_wire(context: work_pb2.RunContext) -> Run:
-    """AttemptError when its configuration cannot be read: that is the run's fault, not the coordinator's."""
+    """Parse a run. Raises AttemptError if its configuration cannot be read, which is the run's fault."""
     try:
         config = run_config(context.config)
     except ProtocolError as error:
@@ -200,7 +201,7 @@ def run_from_wire(context: work_pb2.RunContext) -> Run:
 
 
 def held_from_wire(group: work_pb2.AssignGroup, plan_of: Callable[[ItemSpec], Plan]) -> list[Held]:
-    """The attempts of a group. ProtocolError when its columns disagree."""
+    """Parse the attempts of a group. Raises ProtocolError if its columns disagree."""
     ids = split_ids(group.ids)
     count = len(ids)
     seqs, attempts = group.seq, group.attempt
@@ -236,10 +237,9 @@ def _entry(held: list[Held], at: int, field: str) -> Held:
 
 
 def held_to_wire(held: Sequence[Held], known_runs: dict[str, None]) -> list[work_pb2.AssignGroup]:
-    """Groups for a child process, in the order of `held`: it begins them in that order, and so the session believes.
-    A slice is of an object in the cache.
+    """Return groups for a child process in the order of `held`, in which it begins them, as the session assumes.
 
-    Adds to `known_runs` the runs whose context they carry.
+    A slice refers to an object in the cache. Adds to `known_runs` the runs whose context they carry.
     """
     groups: list[work_pb2.AssignGroup] = []
     for log, together in groupby(held, key=attrgetter("log")):
@@ -283,7 +283,7 @@ def held_to_wire(held: Sequence[Held], known_runs: dict[str, None]) -> list[work
 
 
 def result_frames(results: Iterable[Finished]) -> list[work_pb2.WorkUp]:
-    """Results frames of at most 1 MiB each."""
+    """Return Results frames of at most 1 MiB each."""
     frames: list[work_pb2.WorkUp] = []
     chunk: list[Finished] = []
     size = 0

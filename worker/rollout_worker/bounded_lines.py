@@ -1,4 +1,4 @@
-"""Lines of what a process prints: as many as can be passed on, and a count of the rest."""
+"""Lines of a process's output: as many as can be passed on, and a count of the rest."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from rollout_worker.left_out import MARK, LeftOut
 
 LINE_MAX = 8192
 SECRET_MAX = 8192
-"""A line is cut when so much more of it is there: a secret that the cut goes through is masked whole before."""
+"""Bytes of look-ahead beyond a cut line, so that a secret across the cut is masked as a whole."""
 TELL_S = 1.0  # how much was dropped is told this often
 LAST_WORDS = 4096
 READ_BYTES = 64 << 10
 
 
 class _Stream:
-    """`part`: the beginning of a line, or of a mark. `left_out.inside`: the rest of the line in hand is dropped too."""
+    """One stream. `part` is the start of a line or a mark. `left_out.inside` says that the rest of the current line is
+    dropped."""
 
     __slots__ = ("left_out", "part")
 
@@ -29,11 +30,11 @@ class _Stream:
 
 
 class BoundedLines(ABC):
-    """Streams of one process, by name. `now`: monotonic seconds.
+    """Streams of one process, by name. `now` returns monotonic seconds.
 
-    `burst_s` seconds' worth are passed on at once, after a silence. Once lines are dropped, there has to be room for
-    `again` of such a burst before others are shown. A print of a gigabyte costs reading it, and no more: what is over
-    the rate is not even decoded.
+    After a silence, `burst_s` seconds' worth is passed on at once. Once lines are dropped, there must be room for
+    `again` of such a burst before further lines are shown. A print of a gigabyte costs only reading it: what exceeds
+    the rate is not decoded.
     """
 
     def __init__(
@@ -59,14 +60,14 @@ class BoundedLines(ABC):
 
     @abstractmethod
     def shown(self, stream: str, text: str, name: bytes) -> None:
-        """A line is passed on; `name`: of the last mark before it."""
+        """Pass on a line; `name` is that of the last mark before it."""
 
     @abstractmethod
     def dropped(self, taken: list[tuple[int, int, int]]) -> None:
-        """So much was dropped since the last time (`LeftOut.take`)."""
+        """Report what was dropped since the last call (`LeftOut.take`)."""
 
     def named(self, name: bytes) -> bytes:
-        """What a mark says, as it is passed on."""
+        """Return the text of a mark as it is passed on."""
         return name
 
     async def capture(self, stream: str, reader: asyncio.StreamReader) -> None:
@@ -74,7 +75,7 @@ class BoundedLines(ABC):
             self.take(stream, data)
 
     def take(self, stream: str, data: bytes) -> None:
-        """`feed` now, in an event loop, which tells what was dropped."""
+        """Feed data in an event loop, and report what was dropped."""
         self.feed(stream, data, time.monotonic())
         if self.untold and self._telling is None:
             self._telling = asyncio.get_running_loop().call_later(TELL_S, self.tell)
@@ -95,7 +96,7 @@ class BoundedLines(ABC):
 
     @property
     def untold(self) -> bool:
-        """Whether something was dropped that `tell` is still to say."""
+        """Whether dropped lines have not been reported by `tell`."""
         return any(stream.left_out.counts for stream in self._streams.values())
 
     def _stream(self, name: str) -> _Stream:
@@ -131,7 +132,7 @@ class BoundedLines(ABC):
 
     @staticmethod
     def _drop(stream: _Stream, data: bytes) -> None:
-        """All of it, the line in hand included."""
+        """Drop all data, including the current line."""
         stream.part = stream.left_out.drop(stream.part + data)
 
     def _line(self, stream: str, text: str) -> None:
@@ -145,7 +146,7 @@ class BoundedLines(ABC):
             left_out.note(name.encode())
 
     def tell(self) -> None:
-        """How much was dropped; to be called within TELL_S of its having been."""
+        """Report how much was dropped; call it within TELL_S."""
         if self._telling is not None:
             self._telling.cancel()
             self._telling = None
@@ -154,7 +155,7 @@ class BoundedLines(ABC):
             self.dropped(taken)
 
     def close(self) -> None:
-        """The process has ended: what it did not end with a newline is a line too."""
+        """Handle the end of the process: an unterminated last line counts too."""
         for name, stream in self._streams.items():
             if stream.part:
                 self._part(name, b"", ended=True)
@@ -162,10 +163,10 @@ class BoundedLines(ABC):
 
 
 def lines_of(output: bytes) -> list[str]:
-    """Those that are not blank."""
+    """Return the lines that are not blank."""
     return [line.strip() for line in output.decode(errors="replace").splitlines() if line.strip()]
 
 
 def _still_shown(line: bytes) -> bytes:
-    """What a terminal would show of it: a progress bar writes over itself, with carriage returns."""
+    """Return what a terminal would show of the line: a progress bar overwrites itself with carriage returns."""
     return line[line.rstrip(b" \t\r").rfind(b"\r") + 1 :]

@@ -1,4 +1,4 @@
-"""What this worker cannot start, and why, as it tells its coordinator. Pure, as the session is."""
+"""What this worker cannot start, and why, as it reports to its coordinator. Pure, like the session."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from rollout_worker.executors.port import DISK_FULL, STORE_AWAY, WEIGHTS_GONE
 from rollout_worker.processes.plans import Limits, limits
 
 TRIES = 4
-"""Failed tries in a row after which a cause counts as final though it might go away by itself: pauses of seven
-seconds in all, beside what a try takes. One that no repetition can change is final at once."""
+"""Consecutive failures after which a cause counts as final though it might resolve: pauses of seven seconds in all,
+beside the time of the attempts. One that no retry can change is final at once."""
 MESSAGE_MAX = 2000
 OF_STORE = frozenset({DISK_FULL, STORE_AWAY})
-"""What keeps inputs and results from being moved, until a person makes room or brings the store back."""
+"""Causes that keep inputs and results from being moved until a user makes room or brings the store back."""
 
 Concerned = tuple[str, str, Limits | None]
-"""Run, executor, what its items ask for of a process of their own (None: they share an engine)."""
+"""(run, executor, what its items ask for their own process, or None if they share an engine)."""
 
 
 class StartFailure:
-    """Of one process key."""
+    """Failure of one process key."""
 
     __slots__ = ("concerned", "failure", "times", "waits")
 
@@ -41,7 +41,7 @@ class StartFailure:
 
 
 class Causes:
-    """By process key."""
+    """Causes by process key."""
 
     def __init__(self) -> None:
         self._causes: dict[str, StartFailure] = {}
@@ -53,11 +53,12 @@ class Causes:
         return [key for key, cause in self._causes.items() if cause.failure.code == code]
 
     def runs(self) -> set[str]:
-        """All that are concerned."""
+        """Return all affected runs."""
         return {run_id for cause in self._causes.values() for run_id, _, _ in cause.concerned}
 
     def failed(self, plan: Plan, failure: Failure, *, waits: bool = False) -> None:
-        """A try to start a process of that plan failed, or what it runs cannot go on, and `waits` or goes back."""
+        """Record that a process of that plan did not start, or that its work cannot continue and `waits` or is
+        returned."""
         cause = self._causes.setdefault(plan.key, StartFailure())
         if failure.code != cause.failure.code:
             cause.times = 0
@@ -65,7 +66,7 @@ class Causes:
         cause.times += 1
 
     def concern(self, key: str, waiting: Iterable[Held]) -> None:
-        """These cannot begin for it."""
+        """Add attempts that cannot begin because of it."""
         cause = self._causes.get(key)
         if cause is not None:
             for held in waiting:
@@ -73,15 +74,15 @@ class Causes:
                 cause.concerned.add((held.plan.run.run_id, held.plan.run.executor, asked))
 
     def is_of_store(self, key: str) -> bool:
-        """Whether it is what inputs or results wait for."""
+        """Return whether inputs or results wait for it."""
         return key in self._causes and self._causes[key].failure.code in OF_STORE
 
     def clear(self, key: str) -> bool:
-        """It has started. Whether that is news."""
+        """Record that the process has started; return whether there was a cause."""
         return self._causes.pop(key, None) is not None
 
     def forget(self, run_id: str) -> list[str]:
-        """That run has ended. The keys that concern no other."""
+        """Forget an ended run; return the keys that affect no other."""
         for cause in self._causes.values():
             cause.concerned = {some for some in cause.concerned if some[0] != run_id}
         unused = [key for key, cause in self._causes.items() if not cause.concerned]
@@ -90,7 +91,7 @@ class Causes:
         return unused
 
     def to_wire(self, retry_in_s: Callable[[str], float]) -> work_pb2.Causes:
-        """`retry_in_s`: until the next try, by key."""
+        """Return the message. `retry_in_s` is the time until the next attempt, by key."""
         said = work_pb2.Causes()
         for key, cause in self._causes.items():
             for run_id, executor, asked in sorted(cause.concerned, key=str):

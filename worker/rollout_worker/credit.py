@@ -1,4 +1,4 @@
-"""How much unfinished work the worker asks for: enough that it never idles for a round trip, and no more. Pure."""
+"""Credit: unfinished work that the worker asks for, so that it never idles for a round trip and holds no more. Pure."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from rollout.model.worker import Credit
 
 CREDIT_MAX = 2048
 ADAPT_S = 0.1
-"""Work finished within this time, or twice that which an answer takes where that is longer, is about what a worker must
-hold while an answer is on its way. Twice: all that was held at its beginning ends within it, if it ends so fast."""
+"""Seconds whose finished work is about what a worker must hold while an answer is in transit; at least twice the answer
+time, within which everything held at its start ends, if it ends that fast."""
 SHARERS = 8
-"""So many times its own pace a run's credit may follow that of all at once, and beyond that by doubling: one attempt of
+"""Factor by which a run's credit may follow the pace of all runs at once; beyond it, credit doubles. One attempt of
 three seconds that happens to end is no pace."""
 _SMOOTHING = 0.125
-"""Weight of a new sample of the time to an answer, as TCP's for its round trip (RFC 6298, section 2)."""
+"""Weight of a new sample of the answer time, as in TCP's round-trip estimate (RFC 6298, section 2)."""
 
 
 class CreditKeeper:
-    """Twice what runs at once, per run; more where attempts end too fast for it; 1 where none starts."""
+    """Credit per run: twice what runs at once, more if attempts end too fast for that, 1 if none starts."""
 
     def __init__(self, slots: int, bytes: int) -> None:
         self.base = 2 * slots
@@ -36,21 +36,22 @@ class CreditKeeper:
         self._ended[run_id] = self._ended.get(run_id, 0) + 1
 
     def answered(self, seconds: float) -> None:
-        """So long after a result was told, the answer to it was here: two ways, and the commit between them."""
+        """Record the seconds between a result and its answer: two ways, and the commit between them."""
         before = self.answer_s or seconds
         self.answer_s = before + _SMOOTHING * (seconds - before)
 
     def knows(self, run_id: str, key: str) -> bool:
-        """Whether it was told of processes of `key` for that run."""
+        """Return whether processes of `key` are known for that run."""
         return key in self._floors.get(run_id, ())
 
     def started(self, run_id: str, key: str, width: int) -> bool:
-        """A process of `key` takes `width` at once. Whether the credit changed, as of the other methods."""
+        """Record that a process of `key` takes `width` at once. Returns, as the other methods do, whether the credit
+        changed."""
         self._floors.setdefault(run_id, {})[key] = max(self.base, 2 * width)
         return self._set(run_id, self._floor(run_id))
 
     def throttle(self, run_id: str, key: str) -> bool:
-        """No process of `key` starts here: if that is all the run has, one attempt at a time finds out when it does."""
+        """Record that no process of `key` starts; if the run has no other, one attempt at a time probes for a start."""
         self._floors.setdefault(run_id, {})[key] = 1
         return self._set(run_id, self._floor(run_id))
 
@@ -63,10 +64,11 @@ class CreditKeeper:
         return self._items.pop(run_id, None) is not None
 
     def adapt(self, now: float, holds: Callable[[], Mapping[str, int]]) -> bool:
-        """`holds`: how many attempts there are of each run. Whether the credit changed.
+        """Adapt the credit and return whether it changed. `holds` returns the number of attempts by run.
 
-        Each run has the credit that it would have alone, since the coordinator divides the largest among those that
-        want a worker: what ended of all of them counts. But a run must keep that pace: much of what it had has ended.
+        Each run has the credit it would have alone, because the coordinator divides the largest among those that want a
+        worker: what ended of all of them counts. But a run must keep that pace, that is, much of what it had must have
+        ended.
         """
         if now - self._adapted_at < max(ADAPT_S, 2 * self.answer_s):
             return False

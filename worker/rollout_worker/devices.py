@@ -1,4 +1,4 @@
-"""The accelerators of a worker, leased whole: each to one child process at most. Pure, as the session is."""
+"""Accelerators of a worker, leased whole, each to one child process at most. Pure, like the session."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from rollout.model.errors import StateError
 
 
 class DevicePool:
-    """`devices` are names that CUDA_VISIBLE_DEVICES takes (UUIDs). A lease ends when its process is known to have."""
+    """Pool of `devices`, which are names for CUDA_VISIBLE_DEVICES (UUIDs). A lease ends when its process is known to
+    have ended."""
 
     def __init__(self, devices: Sequence[str]) -> None:
         if len(set(devices)) != len(devices):
@@ -24,7 +25,7 @@ class DevicePool:
         return self._leases.get(child, ())
 
     def lease(self, child: int, count: int) -> tuple[str, ...]:
-        """The first that are free, so that neighbours stay together. StateError where there are not so many."""
+        """Lease the first free devices, so that neighbors stay together. Raises StateError if there are too few."""
         taken = {device for lease in self._leases.values() for device in lease}
         found = tuple(device for device in self.devices if device not in taken)[:count]
         if len(found) < count or child in self._leases:

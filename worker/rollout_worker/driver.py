@@ -1,4 +1,4 @@
-"""One incarnation of a worker: the session's hands. Everything here only waits and moves bytes; the session decides."""
+"""One incarnation of a worker. It waits and moves bytes for the session, which makes all decisions."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ log = structlog.get_logger()
 TICK_S = 0.05
 LEAVE_S = 2.0
 END_CHILDREN_S = 1.0
-"""Of a worker that has drained: child processes close, which ends what they print."""
+"""Seconds for the children of a drained worker to close, which ends their output."""
 SHIP_S = 2.5
 _PHASES = {
     Phase.INIT: heartbeat_pb2.WORKER_STATE_INIT,
@@ -74,12 +74,12 @@ _IN_CHILD: dict[type, Callable[[ChildProcess, Any], None]] = {
     ev.PassChildren: lambda child, action: child.pass_children(action.results),
     ev.ResumeIn: lambda child, action: child.resume(action.key),
 }
-"""What a child process is asked, where it is still there."""
+"""Requests to a child process that still exists."""
 
 
 @dataclass(slots=True)
 class Parts:
-    """What an incarnation is built from."""
+    """Parts of an incarnation."""
 
     settings: WorkerSettings
     session: Session
@@ -94,7 +94,7 @@ class Parts:
 
 
 class Driver:
-    """`await run()` until the incarnation is over; how it ended: drained | orphaned | refused."""
+    """Incarnation: `await run()` returns how it ended: drained | orphaned | refused."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -181,7 +181,7 @@ class Driver:
             await self._close(loops)
 
     async def _ship_output(self) -> None:
-        """A worker that has drained does not leave before what its children printed is durable, within limits."""
+        """Ship output of children, so that a drained worker does not leave before it is durable, within limits."""
         for child in self._children.values():
             child.stop()
         if self._child_tasks:
@@ -235,7 +235,7 @@ class Driver:
             self._flush_soon()
 
     def _flush_soon(self) -> None:
-        """Alone at once, in company together."""
+        """Flush at once for a single message, later for several together."""
         loop = asyncio.get_running_loop()
         due = self._flush_due
         if due is not None and due.when() - loop.time() <= LINGER_S:
@@ -249,7 +249,8 @@ class Driver:
         self._flush_due = loop.call_later(0 if idle else linger_s, self._flush)
 
     def _fed(self) -> bool:
-        """Only engines work, and each has rows in hand beyond those it runs: nothing waits for the news of one."""
+        """Return whether only engines work, and each holds rows beyond those it runs, so that nothing waits for one
+        report."""
         busy = [child for child in self._session.place.children.values() if child.in_hand]
         return bool(busy) and all(c.plan.kind == "engine" and len(c.in_hand) > c.width for c in busy)
 
@@ -351,7 +352,7 @@ class Driver:
         self.event(ev.Acknowledged(sent_at))
 
     def _renewed(self) -> None:
-        """Other loops follow the link; Work says Hello again, and nothing is lost by it."""
+        """Handle a renewed link: other loops follow it, and Work says Hello again without losses."""
         log.debug("certificate_renewed", worker=self._parts.incarnation)
         self._link.rebuild()
         self._work.drop(renewed=True)

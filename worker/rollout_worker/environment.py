@@ -1,4 +1,4 @@
-"""What child processes find in their environment: this daemon's variables, its secrets only by the allowlist."""
+"""Environment of child processes: this daemon's variables, and its secrets only by the allowlist."""
 
 from __future__ import annotations
 
@@ -17,20 +17,23 @@ log = structlog.get_logger()
 
 
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """This process's variables without ROLLOUT_SECRET_*, and `extra`, which wins."""
+    """Return this process's variables without ROLLOUT_SECRET_*, overridden by `extra`."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(SECRET_PREFIX) and k != PARENT_FD}
     return {**kept, "PYTHONUNBUFFERED": "1", **extra}
 
 
 class AllowedSecrets:
-    """The secrets of the allowlist, for executors' processes. Asked anew for each: one may be set or changed later."""
+    """Secrets of the allowlist for executors' processes, read anew for each, because one may be set or changed
+    later."""
 
     def __init__(self, store: SecretStore) -> None:
         self._store = store
 
     async def read(self) -> dict[str, str]:
-        """Those that are set, by variable; from now on no log line of this process shows their values. AttemptError
-        `secret_not_set` tells of all that should be there and cannot be read: nothing starts without them."""
+        """Return the secrets that are set, by variable, and hide their values in this process's log from now on.
+
+        Raises AttemptError `secret_not_set` with all required secrets that cannot be read: nothing starts without them.
+        """
         allowed = self._store.allowed
         values = await asyncio.gather(*map(self._store.get, allowed.values()), return_exceptions=True)
         found: dict[str, str] = {}

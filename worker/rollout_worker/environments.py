@@ -40,8 +40,11 @@ from rollout_worker.rewards import RewardError, load, number, raised, shown
 
 
 async def play(row: dict[str, Any]) -> list[dict[str, Any]]:
-    """By sample what its environment says after its last completion. `row`: a `Play`
-    (rollout.workloads.train.rollouts). RewardError names the environment, its method, the sample and the turn."""
+    """Return for each sample what its environment says after its last completion.
+
+    `row` is a `Play` (rollout.workloads.train.rollouts). Raises RewardError, which names the environment, its method,
+    the sample and the turn.
+    """
     target = str(row["environment"])
     make = load(target, "environment", made=False)
     if not callable(make):
@@ -60,7 +63,7 @@ async def play(row: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 class _Playing:
-    """Of one environment, from its beginning."""
+    """One environment, played from its start."""
 
     def __init__(self, name: str, make: Callable[[], Any], chat: bool) -> None:
         self._name = name
@@ -102,8 +105,8 @@ class _Playing:
         return {"observation": observation, "reward": total, "done": done, "trail": now}
 
     def _trail(self, before: str, *said: Any) -> str:
-        """With what it said in this turn. RewardError: it is not what it said `before`, when the same was said to
-        it."""
+        """Return the trail including this turn. Raises RewardError if it differs from `before`, when the same input was
+        given."""
         self._said.update(json.dumps(said, default=str).encode())
         found = f"{self.turn} {self._said.hexdigest()}"
         if before.startswith(f"{self.turn} ") and before != found:
@@ -154,8 +157,11 @@ def _sum(total: float | None, more: float | None) -> float | None:
 def openenv(
     make: Callable[[], Any], action: Callable[[str], Any], observation: Callable[[Any], str] = str
 ) -> Callable[[], Any]:
-    """Clients of OpenEnv: `Env = openenv(lambda: EchoEnv(base_url=URL), lambda text: EchoAction(message=text),
-    lambda seen: seen.echoed_message)`. A column `seed` goes to its `reset`."""
+    """Return a class for clients of OpenEnv.
+
+    Example: `Env = openenv(lambda: EchoEnv(base_url=URL), lambda text: EchoAction(message=text), lambda seen:
+    seen.echoed_message)`. A column `seed` is passed to its `reset`.
+    """
 
     class OpenEnv:
         def __init__(self) -> None:
@@ -176,8 +182,11 @@ def openenv(
 
 
 def reasoning_gym(dataset: Any, answer: Callable[[str], str | None] = str.strip) -> Callable[[], Any]:
-    """Tasks of reasoning-gym: `Env = reasoning_gym("chain_sum")`. A dataset or its name; rows have an entry's `answer`
-    and `metadata` beside the prompt. `answer` finds the answer in a completion. One turn."""
+    """Return a class for tasks of reasoning-gym: `Env = reasoning_gym("chain_sum")`.
+
+    `dataset` is a dataset or its name. Rows have an entry's `answer` and `metadata` beside the prompt. `answer`
+    extracts the answer from a completion. There is one turn.
+    """
 
     class ReasoningGym:
         def __init__(self) -> None:
@@ -198,8 +207,11 @@ def _score_of(name: str) -> Callable[..., Any]:
 
 
 def verifiers(make: Callable[[], Any]) -> Callable[[], Any]:
-    """Multi-turn environments of verifiers 0.1 (from 0.1.9 on; 0.4 has others): `Env = verifiers(load_environment)`.
-    Prompts are messages, rows have its columns (`answer`, `info`, `task`), the rubric's reward comes at the end."""
+    """Return a class for multi-turn environments of verifiers 0.1 (from 0.1.9; 0.4 differs): `Env =
+    verifiers(load_environment)`.
+
+    Prompts are messages, rows have its columns (`answer`, `info`, `task`), and the rubric's reward comes at the end.
+    """
 
     class Verifiers:
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Beats: one every interval on a stream, by single calls while no stream stands. Never behind any work."""
+"""Heartbeats: one per interval on a stream, or by single calls while there is no stream. They never wait for work."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ log = structlog.get_logger()
 
 
 class Heartbeat:
-    """`beat()` makes the next message; `acknowledged(sent_at, known)` hears what the coordinator has read.
+    """Sender of heartbeats: `beat()` makes the next message; `acknowledged(sent_at, known)` is called for what was
+    read.
 
     Streams are acknowledged every second or two. After `ask_after_s` without an answer a single call asks for one, so
-    that a self-fence time shorter than that, or a stream that is stuck, does not fence a worker that is well.
+    that neither a shorter self-fence time nor a stuck stream fences a healthy worker.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Heartbeat:
         self._call = self._reader = self._asking = None
 
     async def once(self) -> None:
-        """One beat by itself: the last word of a worker that leaves."""
+        """Send one heartbeat by itself, the last message of a worker that leaves."""
         stub: Any = heartbeat_pb2_grpc.HeartbeatStub(self._link.channel)
         ack = await stub.Beat(self._next(), timeout=max(1.0, self._interval_s))
         self._read(ack)

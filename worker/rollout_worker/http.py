@@ -17,8 +17,11 @@ READ_S = 5.0
 
 
 class WorkerHttp:
-    """`session()` is that of the present incarnation, None between two; `certificate_ends()` in unix seconds, or 0.
-    `registry`: what else is exposed; `directories`: whose free space is."""
+    """HTTP server of a worker.
+
+    `session()` returns that of the present incarnation, or None between two; `certificate_ends()` returns Unix seconds,
+    or 0. `registry` has further metrics; `directories` are those whose free space is exported.
+    """
 
     def __init__(
         self,
@@ -49,7 +52,7 @@ class WorkerHttp:
         }
 
     async def start(self) -> str:
-        """The address it listens on. ConfigError when it is taken."""
+        """Listen and return the address. Raises ConfigError if it is in use."""
         try:
             self._server = await asyncio.start_server(
                 self._serve, self._address.host or None, self._address.port, backlog=AT_ONCE

@@ -1,4 +1,4 @@
-"""Fields of JSON that others wrote: each as the type that is wanted, or nothing where it is of another."""
+"""Fields of foreign JSON, each with the expected type, or empty if it has another."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def dollars(value: Any) -> float | None:
 
 
 def text(content: Any) -> str:
-    """A string, or a list of parts of which some are text."""
+    """Return a string, or the text of a list of parts."""
     if isinstance(content, list):
         return "".join(text(table(part).get("text")) for part in cast("list[Any]", content))
     return content if isinstance(content, str) else ""

@@ -1,7 +1,7 @@
-"""What is dropped of a process's output, counted: lines and bytes, by the log whose items printed them.
+"""Counts what is dropped of a process's output: lines and bytes, by the log whose items printed them.
 
-A line counts once, where its first dropped part begins, though it goes on in the next piece; blank lines do not count,
-as they are not shown either. Marks say whose lines follow, and are no lines themselves.
+A line counts once, where its first dropped part begins, though it continues in the next piece. Blank lines do not
+count, because they are not shown either. Marks say whose lines follow, and are no lines themselves.
 """
 
 from __future__ import annotations
@@ -10,15 +10,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 MARK = b"\x1e"
-"""Begins a line of its own in the output: `MARK log.seq.attempt`, that of an attempt; nothing behind it: nobody's; or
-`MARK !log.lines.bytes`, so much was left out here."""
+"""Start of a line of its own in the output.
+
+`MARK log.seq.attempt` names the attempt that prints what follows, or none if empty; `MARK !log.lines.bytes` says how
+much was left out here.
+"""
 NAME_MAX = 64
 
 
 @dataclass(slots=True)
 class LeftOut:
-    """`named` reads what marks say. `inside`: in a line of which a part was shown or counted. `name`: of the last
-    mark."""
+    """Counter of what is dropped. `named` reads marks. `inside` says that part of the line was already shown or
+    counted. `name` is that of the last mark."""
 
     named: Callable[[bytes], bytes]
     inside: bool = False
@@ -26,7 +29,7 @@ class LeftOut:
     counts: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
 
     def drop(self, data: bytes) -> bytes:
-        """Count `data`; returns a mark at its end that is not whole yet."""
+        """Count `data`, and return an incomplete mark at its end."""
         text, *marked = data.split(MARK)
         self._count(text)
         for n, segment in enumerate(marked, 1):
@@ -39,7 +42,7 @@ class LeftOut:
         return b""
 
     def note(self, name: bytes) -> None:
-        """What stands behind a mark."""
+        """Record the text of a mark."""
         if not name.startswith(b"!"):
             self.name = self.named(name)
             return
@@ -55,7 +58,7 @@ class LeftOut:
         count[1] += size
 
     def take(self) -> list[tuple[int, int, int]]:
-        """(log, lines, bytes) of what was counted since; log 0: not known."""
+        """Return (log, lines, bytes) counted since the last call; log 0 means unknown."""
         taken = [(log, lines, size) for log, (lines, size) in self.counts.items()]
         self.counts.clear()
         return taken
@@ -73,5 +76,5 @@ class LeftOut:
 
 
 def marks(taken: list[tuple[int, int, int]]) -> bytes:
-    """The lines that tell the next reader of the output."""
+    """Return the lines that report the count to the next reader of the output."""
     return b"".join(MARK + b"!%d.%d.%d\n" % one for one in taken)

@@ -1,4 +1,4 @@
-"""The channel to whichever coordinator leads: found by trying, followed by hints, rebuilt with each certificate."""
+"""Channel to the leading coordinator: found by trying, followed by hints, rebuilt with each certificate."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CLOSE_GRACE_S = 2.0
 
 
 class Link:
-    """`channel` is the present one; `changed` is set and replaced whenever there is another."""
+    """Link to the leader. `channel` is the present one; `changed` is set and replaced whenever there is another."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Link:
         return parse_address(self._address).host
 
     def learn(self, told: tuple[str, ...]) -> None:
-        """Every coordinator of the cluster, as it tells them; `on_addresses` hears of a change."""
+        """Record every coordinator of the cluster, as they report it; `on_addresses` is called on a change."""
         if not told or told == self._told:
             return
         self._told = told
@@ -69,7 +69,7 @@ class Link:
         self._round = 0
 
     async def failed(self, error: RolloutError) -> None:
-        """Go to the leader the error names, else to the next coordinator; returns when it is time to try."""
+        """Switch to the leader that the error names, else to the next coordinator; return when it is time to try."""
         hint = str(error.context.get("leader", "")) if isinstance(error, NotLeaderError) else ""
         log.debug("coordinator_unavailable", addr=self._address, error=error.message, hint=hint)
         self._round += 1
@@ -90,7 +90,7 @@ class Link:
         self.rebuild()
 
     def rebuild(self) -> None:
-        """A channel with the newest certificate. What runs on the old one has a moment to end."""
+        """Open a channel with the newest certificate. Calls on the old one have a moment to end."""
         old = self.channel
         self.channel = self._dial(self._address, self._credentials)
         changed, self.changed = self.changed, asyncio.Event()
@@ -106,7 +106,8 @@ class Link:
 
 
 def told_to_stop() -> bool:
-    """Whether a CancelledError is meant for this task: grpc.aio raises it too where only the call was cancelled."""
+    """Return whether a CancelledError is meant for this task; grpc.aio also raises it if only the call was
+    cancelled."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 

@@ -1,4 +1,4 @@
-"""Which child process runs what, on which accelerators: engines by key, slots from a pool. Pure, as the session is."""
+"""Placement: which child process runs what, on which accelerators; engines by key, slots from a pool. Pure."""
 
 from __future__ import annotations
 
@@ -15,25 +15,29 @@ from rollout_worker.session_events import Action, Deliver, KillAt, RecallIn, Sta
 
 DEPTH_MAX = 512
 FAST_S = 0.01
-"""Attempts that end this soon are given in larger batches: a round trip each would cost more than the work."""
+"""Seconds below which attempts are sent in larger batches, because a round trip each would cost more than the work."""
 BUSY_S = 0.08
-"""A process that tells of attempts while it has more of them is given as many as last about so long."""
+"""Seconds of work that a process is given ahead."""
 RECALL_S = 0.05
-"""A process that has ended none for so long gives back what waits in it: others may be free, here or elsewhere."""
+"""Seconds without an ended attempt after which a process gives back what waits in it; others may be free."""
 BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.1, 30.0
 START_BACKOFF_FIRST_S, START_BACKOFF_MAX_S = 1.0, 60.0
 FAIR_S = 60.0
-"""A process in use makes room for another that has waited this long for its place, or for its devices."""
+"""Seconds that another process waits for a slot or devices before one in use makes room."""
 GIVE_BACK_S = 10.0
-"""Attempts go back that have waited so long for what processes hold in which parents wait: the children of these may
-need the places under caps and in the credit that the attempts take."""
+"""Seconds that attempts wait for processes in which parents wait, before they are returned.
+
+The children of those parents may need the slots under caps, and the credit, that the attempts take.
+"""
 SLOT_IDLE_S, SLOT_SLICE_S = 0.5, 3.0
-"""A slot's process that has been idle so long, or that others have waited for so long, makes room for another: to start
-one costs more than a short row, so runs that share a slot take turns and do not swap at every row."""
+"""Seconds idle, or waited for by others, after which a slot's process makes room.
+
+A start costs more than a short row, so runs that share a slot take turns and do not swap at every row.
+"""
 SHARED_MAX = 8
-"""Processes at once that many attempts share and that hold no model."""
+"""Maximum number of shared processes without a model."""
 UNLOAD_S = 5.0
-"""An engine that has been idle this long gives its devices to what waits for them: it takes long to load again."""
+"""Seconds idle after which an engine gives its devices to what waits for them; loading it again takes long."""
 
 
 class ChildState(StrEnum):
@@ -43,9 +47,9 @@ class ChildState(StrEnum):
 
 
 class Child:
-    """A child process. Of what it has `in_hand`, in that order, it runs the first `width` that do not wait.
+    """Child process. Of its attempts `in_hand`, in order, it runs the first `width` that do not wait.
 
-    It is given `base` at once: `width`, and what its engine wants beyond that so that its batch never waits for a row.
+    It is given `base` at once: `width`, plus what its engine wants beyond that so that its batch never waits for a row.
     """
 
     __slots__ = (
@@ -88,7 +92,7 @@ class Child:
 
     @property
     def company(self) -> int:
-        """Those that an isolated attempt must not run beside."""
+        """Number of attempts that an isolated attempt must not run beside."""
         return self.active - self.endless
 
     @property
@@ -96,7 +100,7 @@ class Child:
         return min(self.active, self.width)
 
     def heads(self) -> Iterator[Held]:
-        """Those it is running."""
+        """Yield the attempts that it runs."""
         left = self.width
         for held in self.in_hand.values():
             if held.state is State.WAITING:
@@ -107,7 +111,7 @@ class Child:
             yield held
 
     def mark_started(self, now: float) -> list[AttemptKey]:
-        """Those that it runs since now."""
+        """Return the attempts that it runs from now on."""
         begun: list[AttemptKey] = []
         for held in self.heads():
             if held.started is None:
@@ -130,7 +134,7 @@ class Child:
             self.alone = False
 
     def settle(self, now: float, ended: int = 0) -> list[AttemptKey]:
-        """After `ended` attempts have: how many to give it next; which it begins now."""
+        """After `ended` attempts, decide how many to give it next; return those that begin now."""
         self.recalled = False
         since, self.moved_at = now - self.moved_at, now
         took = now - self.delivered_at
@@ -150,7 +154,7 @@ class Child:
         return self.mark_started(now)
 
     def recall(self, now: float) -> list[AttemptKey]:
-        """What waits in it behind attempts that take long, beyond what it is meant to have."""
+        """Return what waits in it behind long attempts, beyond what it should have."""
         late = self.state is ChildState.UP and self.active > self.base and now - self.moved_at >= RECALL_S
         if self.recalled or not late:
             return []
@@ -159,22 +163,23 @@ class Child:
         return self.behind()[self.base - self.width :]
 
     def behind(self) -> list[AttemptKey]:
-        """What it was given and does not run yet."""
+        """Return what it was given and does not run yet."""
         heads = set(map(id, self.heads()))
         rest = [h for h in self.in_hand.values() if h.state is State.RUNNING and id(h) not in heads]
         return [h.key for h in rest if h.started is None]  # what began while a parent waited runs on beside it
 
 
 def _is_endless(held: Held) -> bool:
-    """It goes on until its run ends."""
+    """Return whether the attempt lasts until its run ends."""
     return held.spec.max_worker_lost >= NO_LIMIT
 
 
 class Placement:
-    """`slots` and `max_engines` bound the processes; queues of unstarted attempts wait here, one per key.
+    """Placement of attempts. `slots` and `max_engines` limit processes; queues of unstarted attempts wait here, one per
+    key.
 
-    Each process holds the devices of its plan until it has ended. Where those that are free do not suffice, idle
-    processes of other keys are ended, and what they held is kept for the key that they were ended for.
+    Each process holds the devices of its plan until it has ended. If too few are free, idle processes of other keys are
+    ended, and their devices are reserved for the key that they were ended for.
     """
 
     def __init__(self, slots: int, max_engines: int, devices: Sequence[str] = ()) -> None:
@@ -205,7 +210,7 @@ class Placement:
             queue.append(held)
 
     def head(self, key: str) -> Held | None:
-        """The first that is still to start; those given up meanwhile are dropped here."""
+        """Return the first attempt to start; those that were given up are dropped here."""
         queue = self.queues.get(key)
         while queue:
             if queue[0].state is State.QUEUED and queue[0].stop_reason == "":
@@ -217,7 +222,7 @@ class Placement:
         return [c for c in self.children.values() if c.plan.kind == kind]
 
     def _most(self, kind: str) -> int:
-        """Processes at once of a kind of which each key has one."""
+        """Return the maximum number of processes of a kind of which each key has one."""
         return self.max_engines if kind == "engine" else SHARED_MAX
 
     def backoff(self, key: str) -> Backoff:
@@ -226,7 +231,7 @@ class Placement:
     # ---- dispatch
 
     def dispatch(self, now: float) -> tuple[list[Action], list[AttemptKey]]:
-        """(starts, stops and deliveries, the attempts that begin). The longest-waiting key is served first."""
+        """Return (starts, stops and deliveries; the attempts that begin). The longest-waiting key is served first."""
         actions: list[Action] = []
         begun: list[AttemptKey] = []
         if not self.queues:
@@ -279,13 +284,16 @@ class Placement:
         return best
 
     def _slot_room(self) -> int:
-        """Processes to start. Those whose parents wait do not count, up to as many: children must find a place."""
+        """Return the number of processes to start.
+
+        Those whose parents wait do not count, up to the same number, because children must find a slot.
+        """
         pool = self.of_kind("slot")
         waiting = sum(1 for c in pool if c.waiting and not c.active)
         return self.slots + min(waiting, self.slots) - len(pool)
 
     def _parents_only(self) -> bool:
-        """But for parents that wait there are fewer processes than slots."""
+        """Return whether, apart from waiting parents, there are fewer processes than slots."""
         return sum(1 for c in self.of_kind("slot") if c.active or not c.waiting) < self.slots
 
     def _fill(self, child: Child, key: str, served: set[int]) -> list[Held]:
@@ -346,19 +354,19 @@ class Placement:
             self._make_room(key, plan.kind, now, actions)
 
     def _spreads(self, held: Held | None, plan: Plan) -> bool:
-        """An endless attempt goes to a process of its own, as long as there is or may be one without."""
+        """Return whether an endless attempt goes to its own process; it does while there is or may be one without."""
         mine = [c for c in self.children.values() if c.plan.key == plan.key]
         free = any(not c.endless for c in mine) or len(mine) < self._replicas(plan)
         return plan.replicas != 1 and held is not None and _is_endless(held) and free
 
     def _replicas(self, plan: Plan) -> int:
-        """Processes of an engine at once."""
+        """Return the number of processes of an engine."""
         if plan.replicas:
             return plan.replicas
         return max(1, len(self.pool.devices) // plan.devices) if plan.devices else 1
 
     def impossible(self, now: float) -> list[tuple[str, Plan]]:
-        """Keys that wait for more devices than there are at all."""
+        """Return the keys that wait for more devices than exist."""
         return [
             (key, plan)
             for key, plan in self.plans.items()
@@ -366,8 +374,10 @@ class Placement:
         ]
 
     def behind_parents(self, now: float) -> list[str]:
-        """Keys of attempts that have no process, and could have one only in place of one in which parents wait, for
-        long now: also what came since."""
+        """Return the keys whose attempts have no process, and could only replace one in which parents have waited long.
+
+        This includes attempts that came since.
+        """
         known = {key: (plan, now) for key, plan in self.plans.items()} | self._behind_parents
         self._behind_parents = {key: (plan, t) for key, (plan, t) in known.items() if self._is_behind_parents(plan)}
         long = [key for key, (_, since) in self._behind_parents.items() if now - since >= GIVE_BACK_S]
@@ -384,19 +394,19 @@ class Placement:
         return plan.kind != "slot" and len({c.plan.key for c in rivals}) >= self._most(plan.kind)
 
     def _rivals(self, plan: Plan) -> list[Child]:
-        """Processes that take places of the kind of `plan`: not those of its own run whose parents wait, since their
-        children must find a place."""
+        """Return the processes that take slots of the plan's kind, without those of its own run whose parents wait,
+        because their children must find a slot."""
         parents = [c for c in self.of_kind(plan.kind) if c.waiting and c.plan.run.run_id == plan.run.run_id]
         return [c for c in self.of_kind(plan.kind) if c not in parents]
 
     def _supplied(self, plan: Plan) -> int:
-        """How many processes there are devices for."""
+        """Return how many processes there are devices for."""
         if not plan.devices or self._lender(plan) is not None:
             return self.slots + self.max_engines
         return self.pool.free // plan.devices if self._claim in ("", plan.key) else 0
 
     def _free_devices(self, key: str, count: int, now: float, actions: list[Action]) -> None:
-        """End idle processes of other keys if that gives enough; those in use only when `key` has waited long."""
+        """End idle processes of other keys if that frees enough; those in use only if `key` has waited long."""
         since = self._blocked_since.setdefault(key, now)
         if self._claim not in ("", key):
             return
@@ -422,14 +432,17 @@ class Placement:
             actions += [self.stop(child) for child in chosen]
 
     def _may_unload(self, child: Child, now: float) -> bool:
-        """An idle engine may be wanted again soon, unless without its devices nothing runs here at all."""
+        """Return whether to unload an idle engine: it may soon be needed again, unless nothing else can run without its
+        devices."""
         if child.plan.kind == "slot" or now - child.moved_at >= UNLOAD_S:
             return True
         return not any(c.in_hand for c in self.children.values())
 
     def _make_room(self, key: str, kind: str, now: float, actions: list[Action]) -> None:
-        """End the least recently used process of another key that is idle. One in use gives nothing up, but takes no
-        more when `key` has waited its time."""
+        """End the least recently used idle process of another key.
+
+        One in use gives nothing up, but takes no more once `key` has waited its time.
+        """
         others = [c for c in self.of_kind(kind) if c.plan.key != key]
         if any(c.state is ChildState.STOPPING for c in others):
             return
@@ -444,7 +457,7 @@ class Placement:
             min(busy, key=lambda c: c.used).retiring = True
 
     def behind_endless(self) -> list[tuple[Plan, list[str]]]:
-        """What waits for a process, and the runs whose attempts have all that it could get, until they end."""
+        """Return what waits for a process, and the runs whose endless attempts have all that it could get."""
         found: list[tuple[Plan, list[str]]] = []
         for key in self._blocked_since:
             plan, others = self.plans[key], [c for c in self._rivals(self.plans[key]) if c.plan.key != key]
@@ -462,7 +475,7 @@ class Placement:
         return child.plan.replicas != 1 and child.room > 0 and not child.in_hand and self.head(child.plan.key) is None
 
     def _recall_for(self, idle: Child) -> tuple[int, list[AttemptKey]]:
-        """Half of the rows that wait in the fullest of the other replicas."""
+        """Return half of the rows that wait in the fullest of the other replicas."""
         others = [c for c in self.children.values() if c.plan.key == idle.plan.key and not c.recalled and c is not idle]
         full = max(others, key=lambda c: len(c.behind()), default=idle)
         behind = full.behind()
@@ -470,7 +483,7 @@ class Placement:
         return full.id, behind[len(behind) // 2 :]
 
     def kill_times(self, at: float) -> list[Action]:
-        """What the guard has to know: processes with exclusive attempts are killed then, the others are not."""
+        """Return the times for the guard: processes with exclusive attempts are killed then, others are not."""
         actions: list[Action] = []
         for child in self.children.values():
             wanted = at if child.exclusive else 0.0
@@ -498,7 +511,7 @@ class Placement:
         return StartChild(child.id, plan, devices if self.pool.devices else None)
 
     def ended(self, child: Child) -> None:
-        """Its process is gone, and holds no device any more."""
+        """Record that a child's process has ended and holds no devices."""
         del self.children[child.id]
         self.pool.give_back(child.id)
         for borrower in self.children.values():
@@ -506,7 +519,7 @@ class Placement:
                 borrower.retiring = True
 
     def _lender(self, plan: Plan) -> Child | None:
-        """The process of its run whose devices are enough for `plan`, which may share them."""
+        """Return the process of its run whose devices suffice for `plan`, which may share them."""
         if not plan.shares or not plan.devices:
             return None
         others = (c for c in self.children.values() if c.plan.run.run_id == plan.run.run_id and c.plan.key != plan.key)
@@ -517,17 +530,17 @@ class Placement:
         return StopChild(child.id, kill)
 
     def starting_since(self, time: float) -> list[Child]:
-        """Processes that were started by then and are not up yet."""
+        """Return processes that were started by then and are not ready yet."""
         return [c for c in self.children.values() if c.state is ChildState.STARTING and c.moved_at <= time]
 
     def retire(self, run_id: str) -> None:
-        """The run is over: processes whose executor made its id their key are of no use to another."""
+        """Mark processes of an ended run whose executor used its id as their key: no other run can use them."""
         for child in self.children.values():
             if run_id in child.plan.key:
                 child.retiring = True
 
     def retire_idle(self) -> list[Action]:
-        """Processes that were asked to make room, or whose run is over, and that have finished."""
+        """End idle processes that were asked to make room, or whose run is over."""
         return [
             self.stop(c)
             for c in self.children.values()

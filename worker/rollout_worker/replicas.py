@@ -1,4 +1,4 @@
-"""Attempts that answer requests of gateways: which were announced, and what goes to and from their processes. Pure."""
+"""Attempts that answer requests of gateways: which were announced, and the traffic of their processes. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rollout_worker.session_events import RelayIn
 
 
 class Replicas:
-    """A process speaks only for attempts that it has in hand, and only for those that it has announced."""
+    """Replicas. A process may speak only for attempts that it holds and has announced."""
 
     def __init__(self, incarnation: str) -> None:
         self._incarnation = incarnation
@@ -20,7 +20,7 @@ class Replicas:
         return len(self._announced)
 
     def from_child(self, child: int, held: Held, frame: work_pb2.WorkUp) -> work_pb2.WorkUp | None:
-        """What the coordinator hears of it; None: nothing."""
+        """Return what the coordinator is sent of the frame, or None."""
         kind = frame.WhichOneof("body")
         if kind == "announce":
             if held.stop_reason:
@@ -42,20 +42,23 @@ class Replicas:
         return work_pb2.WorkUp(withdraw=frame.withdraw)
 
     def to_child(self, wire: common_pb2.ReplicaKey, frame: work_pb2.WorkDown) -> RelayIn | None:
-        """None where the replica is gone."""
+        """Return the frame for the child, or None if the replica is gone."""
         found = self._announced.get(replica_key(wire))
         return RelayIn(found[0], frame) if found is not None else None
 
     def hang_up(self) -> list[RelayIn]:
-        """The coordinator is lost, and with it all channels. Each process announces anew, so that what it says before
-        it knows of this is told from what it says to those that come."""
+        """Close all channels when the coordinator is lost.
+
+        Each process announces anew, so that what it sends before it knows of the loss is distinguished from later
+        messages.
+        """
         announced, self._announced = self._announced, {}
         self._draining.clear()
         hung_up = ((child, work_pb2.HungUp(replica=said.replica)) for child, said in announced.values())
         return [RelayIn(child, work_pb2.WorkDown(hung_up=frame)) for child, frame in hung_up]
 
     def announcements(self) -> list[work_pb2.WorkUp]:
-        """On a new stream."""
+        """Return the announcements for a new stream."""
         frames: list[work_pb2.WorkUp] = []
         for key, (_, announce) in self._announced.items():
             frames.append(work_pb2.WorkUp(announce=announce))
@@ -65,7 +68,7 @@ class Replicas:
         return frames
 
     def ended(self, key: AttemptKey) -> work_pb2.WorkUp | None:
-        """The attempt is over, or answers no more; None where it did not."""
+        """Handle the end of an attempt, or of its answering. Returns None if it was no replica."""
         found = self._announced.pop(key, None)
         self._draining.discard(key)
         return work_pb2.WorkUp(withdraw=work_pb2.Withdraw(replica=found[1].replica)) if found is not None else None

@@ -1,7 +1,6 @@
-"""Rewards that are code, in TRL's shape: `f(prompts, completions, completion_ids, **columns)`.
+"""Rewards that are code, in TRL's form: `f(prompts, completions, completion_ids, **columns)`.
 
-They run in the process of the user's functions, which is started anew after every crash, and so import next to
-nothing.
+They run in the process of the user's functions, which restarts after every crash, and so import next to nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any, cast
 
 
 class RewardError(Exception):
-    """A reward cannot be had. `retry`: another try may help."""
+    """A reward is unavailable. `retry` says that a retry may help."""
 
     def __init__(self, message: str, *, retry: bool = False) -> None:
         super().__init__(message)
@@ -25,8 +24,11 @@ class RewardError(Exception):
 
 
 def score(row: dict[str, Any]) -> Any:
-    """By function, by completion: a number, or None where the function does not judge it. With asynchronous functions:
-    what to wait for, which then is that; they run at once. RewardError names the function and the completion."""
+    """Return rewards by function and completion: a number, or None if the function does not judge it.
+
+    With asynchronous functions, which run concurrently, it returns an awaitable of that. Raises RewardError, which
+    names the function and the completion.
+    """
     functions = [(name, _callable(name)) for name in row["functions"]]
     if row.get("load_only"):
         return []
@@ -50,7 +52,7 @@ _loaded: dict[str, Callable[..., Any]] = {}
 
 
 def _callable(target: str) -> Callable[..., Any]:
-    """What `target` names; of a class an instance, made once in a process."""
+    """Return what `target` names; of a class, an instance that is made once per process."""
     if target in _loaded:
         return _loaded[target]
     found = load(target, "reward", made=True)
@@ -60,7 +62,7 @@ def _callable(target: str) -> Callable[..., Any]:
 
 
 def load(target: str, what: str, *, made: bool) -> Any:
-    """What `target`, module:name, names. `made`: of a class an instance. RewardError: it cannot be had."""
+    """Import `target`, module:name. `made` returns an instance of a class. Raises RewardError if it is unavailable."""
     module, _, name = target.partition(":")
     try:
         found: Any = importlib.import_module(module)
@@ -75,7 +77,7 @@ def load(target: str, what: str, *, made: bool) -> Any:
 
 
 def _place(traceback: TracebackType | None) -> str:
-    """`file:line: ` of the user's code where it ended; empty where it ended in none."""
+    """Return `file:line: ` of the user's code where the traceback ends, or an empty string."""
     place = ""
     while traceback is not None:
         file = traceback.tb_frame.f_code.co_filename
@@ -87,7 +89,7 @@ def _place(traceback: TracebackType | None) -> str:
 
 
 def _call(name: str, function: Callable[..., Any], row: dict[str, Any]) -> Any:
-    """As TRL calls it: every column is a list, of as many values as there are completions."""
+    """Call a function as TRL does: every column is a list with as many values as there are completions."""
     texts, prompt = row["completions"], row["prompt"]
     chat = isinstance(prompt, list)
     completions: list[Any] = [_turns(text) for text in texts] if chat else list(texts)
@@ -102,7 +104,7 @@ def _call(name: str, function: Callable[..., Any], row: dict[str, Any]) -> Any:
 
 
 def _turns(completion: Any) -> list[dict[str, Any]]:
-    """A conversation that an environment took part in is messages already."""
+    """Return the messages of a completion; a conversation with an environment already consists of messages."""
     said = [{"role": "assistant", "content": completion}]
     return cast("list[Any]", completion) if isinstance(completion, list) else said
 
@@ -124,7 +126,7 @@ async def _awaited(row: dict[str, Any], given: list[Any]) -> list[list[float | N
 
 
 def raised(what: str, error: Exception) -> RewardError:
-    """With the traceback of `error`, which is the user's code."""
+    """Return an error with the traceback of `error`, which the user's code raised."""
     text = f"{what} raised {type(error).__name__}: {_place(error.__traceback__)}{error}"
     return RewardError(text, retry=getattr(error, "retry", True) is not False).with_traceback(error.__traceback__)
 
@@ -140,7 +142,8 @@ def _checked(name: str, found: Any, count: int) -> list[float | None]:
 
 
 def number(what: str, value: Any) -> float | None:
-    """`value` may be any library's number. RewardError: it is none; `what` says where it comes from."""
+    """Return any library's number as a float. Raises RewardError for other values; `what` says where the value comes
+    from."""
     if value is None:
         return None
     if not hasattr(value, "__float__"):

@@ -1,4 +1,4 @@
-"""The function of items of `map` that score a group, or play an environment of it."""
+"""Function of `map` items that score a group, or play one of its environments."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from rollout_worker.rewards import score
 
 
 def answer(row: dict[str, Any]) -> Any:
-    """`row`: a `Scoring` or a `Play` (rollout.workloads.train.rollouts).
+    """Return {"tag": the row's, "value": what `score` or `play` returns}, or an awaitable of that.
 
-    {"tag": of the row, "value": what `score` or `play` returns}, or what to wait for, which then is that.
+    `row` is a `Scoring` or a `Play` (rollout.workloads.train.rollouts).
     """
     if "environment" in row:
         from rollout_worker.environments import play  # it takes a while, and most have none

@@ -1,7 +1,7 @@
-"""A worker's state machine: what it holds, what it tells the coordinator, what its child processes do.
+"""State machine of a worker: what it holds, what it tells the coordinator, what its child processes do.
 
-`handle(event, now) -> actions`, to be carried out in that order. Nothing here waits, reads a clock or does I/O; `now`
-is seconds of a clock that goes on while the machine sleeps, so that a laptop that wakes up knows it is fenced.
+`handle(event, now)` returns actions, to be carried out in that order. Nothing here waits, reads a clock or does I/O.
+`now` is seconds of a clock that includes the machine's sleep, so that a laptop that wakes up knows it is fenced.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ from rollout_worker.processes.plans import Plans
 from rollout_worker.replicas import Replicas
 
 DRAIN_SLACK_S = 2.0
-"""Beyond a drain's budget and the grace of cancellation: for results to be acknowledged."""
+"""Seconds beyond a drain's budget and the grace of cancellation, in which results are acknowledged."""
 GUARD_LATER_S = 0.1
-"""The guard kills this much behind the fence: a daemon that stands still until then does not do it itself."""
+"""Seconds after the fence at which the guard kills, in case the daemon is stopped and does not do it itself."""
 PARENT_WAITS = "parent_waits"
-"""Why unstarted attempts are released that need what a process holds in which a parent waits for its children."""
+"""Reason for releasing unstarted attempts that need a process in which a parent waits for its children."""
 STORE_BACKOFF_FIRST_S, STORE_BACKOFF_MAX_S = 1.0, 10.0
-"""Between two tries to move something, each of which is patient itself where the store is away."""
+"""First and longest pause in seconds between attempts at a transfer, each of which is itself patient with the store."""
 NO_ROOM = "no_room"
-"""Code of what attempts wait for whose engine has no place beside those that go on until their run ends."""
+"""Code for attempts whose engine has no slot beside those that last until their run ends."""
 CANCELLED = "cancelled"
 """Error code with which a child process answers a cancellation; it never leaves the worker."""
 
@@ -78,7 +78,7 @@ class SessionSettings:
 
 
 class Phase(StrEnum):
-    """What a worker says of itself in a beat."""
+    """Phase that a worker reports in a heartbeat."""
 
     INIT = "init"  # no coordinator has welcomed it yet
     READY = "ready"
@@ -88,7 +88,7 @@ class Phase(StrEnum):
 
 @dataclass(slots=True)
 class Revoke:
-    """One that is answered once every process in `asked` has said which of its attempts it gives back."""
+    """Revoke that is answered once every process in `asked` has said which attempts it gives back."""
 
     given_up: list[AttemptKey]
     kept: list[AttemptKey]
@@ -96,7 +96,8 @@ class Revoke:
 
 
 class Session:
-    """`plan_run` says where a run's attempts execute; AttemptError where this worker cannot run them."""
+    """Session of a worker. `plan_run` says where a run's attempts execute; it raises AttemptError if they cannot run
+    here."""
 
     def __init__(self, settings: SessionSettings, plan_run: Callable[[Run], Plan]) -> None:
         self._settings = settings
@@ -166,7 +167,7 @@ class Session:
         return self._fenced_at is not None
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Action]:
-        """ProtocolError when the coordinator, or a child, said what the protocol does not allow."""
+        """Handle an event. Raises ProtocolError if the coordinator or a child violated the protocol."""
         if self._over:
             return self._once_more(event, now)
         self.EVENTS[type(event)](self, event, now)
@@ -214,7 +215,7 @@ class Session:
         return self._drain_until is not None, self._preempted
 
     def _forget_ended_runs(self) -> None:
-        """Nobody says on a new stream which runs ended before it."""
+        """Forget ended runs: a new stream does not say which runs ended before it."""
         used = {h.plan.run.run_id for h in self.held.values()} | {r.run_id for r in self.unacknowledged.values()}
         used |= self.causes.runs()  # the coordinator says of these that they have ended
         for run_id in self._plans.forget_unused(used):
@@ -292,7 +293,7 @@ class Session:
         self._dispatch_due = True
 
     def _refuse(self, arrived: list[Held], now: float) -> None:
-        """Of these, what cannot start goes back at once: others may have a place for it, and their run must know."""
+        """Return at once what cannot start: others may have a slot for it, and its run must know."""
         for key, plan in {held.plan.key: held.plan for held in arrived}.items():
             if self.causes.knows(key) and now < self.place.backoff(key).until:
                 self.causes.concern(key, [held for held in arrived if held.plan.key == key])
@@ -301,7 +302,7 @@ class Session:
                 self._not_startable(plan, plan.refusal, now)
 
     def _use_process(self, plan: Plan, now: float) -> None:
-        """One that is up already, for another run, says no second time how much it takes at once."""
+        """Use a running process for another run; it does not report its width again."""
         run_id = plan.run.run_id
         if self.credit.knows(run_id, plan.key):
             return
@@ -310,7 +311,7 @@ class Session:
             self._tell_credit(now)
 
     def _takes(self, plan: Plan) -> int:
-        """Attempts at once of its processes that are up: of a slot's, of as many as there are slots."""
+        """Return the concurrent attempts of the plan's running processes; for slots, of as many as there are."""
         widths = [c.width for c in self.place.children.values() if c.plan.key == plan.key and c.state is ChildState.UP]
         return max(widths, default=0) * self._settings.slots if plan.kind == "slot" else sum(widths)
 
@@ -352,7 +353,7 @@ class Session:
             self._give_up(key, "cancel", now)
 
     def _pause(self, pause: work_pb2.Pause, now: float) -> None:
-        """Unstarted attempts go back, and parents that wait: their children would not run. The others finish."""
+        """Return unstarted attempts, and parents that wait, whose children would not run. The others finish."""
         for held in [h for h in self.held.values() if h.plan.run.run_id == pause.run_id]:
             if held.state in UNSTARTED or held.state is State.WAITING:
                 self._give_up(held.key, "pause", now)
@@ -398,7 +399,7 @@ class Session:
     # ---- child processes
 
     def _runs_of(self, key: str) -> list[str]:
-        """Runs whose attempts wait for that process here."""
+        """Return the runs whose attempts wait for that process."""
         return sorted({h.plan.run.run_id for h in self.held.values() if h.plan.key == key})
 
     def _child_ready(self, event: ev.ChildReady, now: float) -> None:
@@ -422,7 +423,7 @@ class Session:
         self._not_startable(child.plan, event.failure, now)
 
     def _check_starts(self, now: float) -> None:
-        """A download or a driver that hangs must not hold its runs for ever."""
+        """Fail starts that take too long: a download or driver that hangs must not block its runs forever."""
         limit = self._settings.start_timeout_s
         for child in self.place.starting_since(now - limit):
             self._actions.append(self.place.stop(child, kill=True))
@@ -430,14 +431,15 @@ class Session:
             self._not_startable(child.plan, Failure("start_timeout", message, True), now)
 
     def _fail_impossible(self, now: float) -> None:
-        """No process for them can ever be started here; asked again after each backoff, as all that do not start."""
+        """Fail attempts for which no process can start here; they are retried after each backoff, like other failed
+        starts."""
         have = len(self.place.pool.devices)
         for _, plan in self.place.impossible(now):
             message = f"it needs {plan.devices} devices and this worker has {have}"
             self._not_startable(plan, Failure("devices_missing", message, True), now)
 
     def _tell_of_endless(self, now: float) -> None:
-        """Whoever wonders why nothing begins is shown what it waits for."""
+        """Report what waits behind endless attempts, so that users see why nothing begins."""
         behind = self.place.behind_endless()
         over = set(self.causes.keys_of(NO_ROOM)) - {plan.key for plan, _ in behind}
         for key in over:
@@ -454,8 +456,11 @@ class Session:
                 self._tell_causes(now)
 
     def _not_startable(self, plan: Plan, failure: Failure, now: float) -> None:
-        """No attempt pays for it: what waits goes back, and the coordinator is told why, so that it gives nothing of
-        the kind before the next try. Only one that asked for too little memory is itself to blame."""
+        """Handle a failed start, which costs no attempt a try.
+
+        What waits is returned, and the coordinator is told the cause, so that it assigns nothing of the kind before the
+        next attempt. Only an attempt that asked for too little memory is itself to blame.
+        """
         key = plan.key
         waiting = [held for held in self.held.values() if held.plan.key == key and held.state in UNSTARTED]
         delay = self.place.backoff(key).failed(now, START_BACKOFF_FIRST_S, START_BACKOFF_MAX_S)
@@ -486,7 +491,7 @@ class Session:
             self._give_up(held.key, "engine_start", now)
 
     def _tell_causes(self, now: float) -> None:
-        """All of them, whenever one changes: a frame that is lost with its stream is made up for by the next."""
+        """Report all causes whenever one changes: a frame that is lost with its stream is replaced by the next."""
         said = self.causes.to_wire(lambda key: max(0.0, self.place.backoff(key).until - now))
         self._send(work_pb2.WorkUp(causes=said), now)
 
@@ -529,7 +534,7 @@ class Session:
             self.place.enqueue(held, front=True)
 
     def _child_returned(self, event: ev.ChildReturned, now: float) -> None:
-        """They waited in that process behind a long one."""
+        """Handle attempts that a process returned because they waited behind a long one."""
         child = self.place.children.get(event.child)
         behind: list[Held] = []
         for key in event.keys:
@@ -628,7 +633,8 @@ class Session:
             self._input_or_output_failed(event.key, event.failure)
 
     def _store_is_away(self, held: Held, failure: Failure, now: float) -> float:
-        """No item pays for it: it is told as a cause that is never final. When the next try is due."""
+        """Report that the store is away, a cause that is never final and costs no item a try; return when to try
+        again."""
         key, backoff = held.plan.key, self.place.backoff(held.plan.key)
         if now >= backoff.until:  # all that fails meanwhile is one
             backoff.failed(now, STORE_BACKOFF_FIRST_S, STORE_BACKOFF_MAX_S)
@@ -718,9 +724,9 @@ class Session:
         self._send(work_pb2.WorkUp(waiting=waiting), now)
 
     def _tell_parents(self, now: float) -> None:
-        """Spawns and waits again, on a new stream: they are found, not made twice.
+        """Send spawns and waits again on a new stream; they are found there, not made twice.
 
-        A parent waits from where it stopped, whatever it was sent since: the Resume behind that may be lost.
+        A parent waits from where it stopped, whatever it was sent since: the Resume after that may be lost.
         """
         for key, spawns in self._spawned.items():
             for spawn in spawns if not self.held[key].stop_reason else ():
@@ -738,7 +744,7 @@ class Session:
             self._send(work_pb2.WorkUp(progress=keys), now)
 
     def _child_hindered(self, event: ev.ChildHindered, now: float) -> None:
-        """A cause as of what does not start: the attempt waits where it is, or goes back for it."""
+        """Report the cause like that of a failed start: the attempt waits where it is, or is returned."""
         child, held, failure = self.place.children.get(event.child), self.held.get(event.key), event.failure
         if child is None or held is None or child.in_hand.get((held.log, held.seq)) is not held:
             return
@@ -769,7 +775,7 @@ class Session:
             self._relay(self.replicas.from_child(event.child, held, event.frame))
 
     def _relay(self, frame: work_pb2.WorkUp | None) -> None:
-        """Without a stream there is no gateway to hear it: the next Welcome is followed by announcements."""
+        """Relay a frame. Without a stream no gateway would hear it; announcements follow the next Welcome."""
         if frame is not None and self._welcomed and not self._silent:
             self._actions.append(ev.Relay(frame))
 
@@ -784,7 +790,7 @@ class Session:
     # ---- endings
 
     def _give_up(self, key: AttemptKey, reason: str, now: float) -> None:
-        """Stop an attempt wherever it is; once it has stopped, tell the coordinator (unless it asked to drop it)."""
+        """Stop an attempt; once it has stopped, tell the coordinator, unless that asked to drop it."""
         held = self.held.get(key)
         if held is None:
             return
@@ -824,7 +830,7 @@ class Session:
                     self._stop(held, "timeout", now)
 
     def _stop_exclusive(self, of: Iterable[Held]) -> set[int]:
-        """The fence ends them; children that run them."""
+        """Return the children whose exclusive attempts the fence ends."""
         children: set[int] = set()
         for held in [h for h in of if h.spec.exclusive and h.state not in UNSTARTED and h.state is not State.STORING]:
             child = self.place.children.get(held.child)
@@ -836,7 +842,7 @@ class Session:
         return children
 
     def _release_behind(self, run_id: str, reason: str) -> None:
-        """Attempts that a child process was given and has not begun go back as well, unless it begins them first."""
+        """Recall attempts that a child process was given, which it returns unless it begins them first."""
         for child in self.place.children.values():
             keys = [k for k in child.behind() if not run_id or self.held[k].plan.run.run_id == run_id]
             if keys:
@@ -844,12 +850,12 @@ class Session:
                 self._actions.append(ev.RecallIn(child.id, keys))
 
     def _recall_revoked(self, revoke_id: int, revoke: Revoke) -> None:
-        """Attempts that wait in a process for their turn are stolen as those that wait here are, if it lets them go."""
+        """Steal attempts that wait in a process like those that wait here, if the process returns them."""
         self._revokes[revoke_id] = revoke
         self._actions += [ev.RecallIn(child, sorted(keys)) for child, keys in revoke.asked.items()]
 
     def _revoked(self, held: Held) -> bool:
-        """Its process gave it back, and a revoke waits for it: it is the coordinator's again."""
+        """Return an attempt to the coordinator if its process gave it back and a revoke waits for it."""
         for revoke in self._revokes.values():
             if held.key in revoke.asked.get(held.child, ()):
                 revoke.asked[held.child].discard(held.key)
@@ -861,7 +867,7 @@ class Session:
         return False
 
     def _confirm_revokes(self, child: int, now: float) -> None:
-        """What that process was asked for and has not given back, it keeps."""
+        """Confirm revokes: the process keeps what it was asked for and has not given back."""
         for revoke_id, revoke in list(self._revokes.items()):
             revoke.kept += sorted(revoke.asked.pop(child, ()))
             if not revoke.asked:
@@ -876,7 +882,7 @@ class Session:
                 )
 
     def _stopped(self, held: Held) -> None:
-        """Its child has let go of it."""
+        """Handle an attempt that its child has let go."""
         reason = held.stop_reason
         held.move("finish")
         self._forget(held)
@@ -887,7 +893,8 @@ class Session:
             self._release(held.key, reason or "stopped")
 
     def _release(self, key: AttemptKey, reason: str) -> None:
-        """Told on the present stream, behind its Welcome; what ends between two streams is not in the next Hello."""
+        """Report a release on the present stream, after its Welcome; what ends between two streams is not in the next
+        Hello."""
         if reason != "drop" and self._session:
             self._released.append((key, reason))
 
@@ -942,7 +949,8 @@ class Session:
         self._flush(now)
 
     def _send(self, frame: work_pb2.WorkUp, now: float) -> None:
-        """At once, after all that happened before. Lost without a stream: the next Hello makes up for it."""
+        """Send a frame at once, after everything before it. Without a stream it is lost, and the next Hello replaces
+        it."""
         if self._welcomed and not self._silent:
             self._flush(now)
             self._actions.append(ev.Send(frame))
@@ -995,7 +1003,7 @@ class Session:
             self._actions.append(ev.Emit("worker_unfenced"))
 
     def _hold(self, on: bool) -> None:
-        """Engines have queues of their own: what waits there begins no more than what waits here."""
+        """Hold or release engines: what waits in their queues must begin no more than what waits here."""
         engines = [c for c in self.place.children.values() if c.state is ChildState.UP and c.plan.kind == "engine"]
         self._actions += [ev.HoldIn(child.id, on) for child in engines]
 
@@ -1029,7 +1037,8 @@ class Session:
         self._dispatch_due = True
 
     def _give_back_behind_parents(self, now: float) -> None:
-        """They wait for a parent, and it may wait for the places that they take."""
+        """Return attempts that wait for a parent's process, because the parent may wait for the slots that they
+        take."""
         if keys := self.place.behind_parents(now):
             for held in [h for h in self.held.values() if h.state in UNSTARTED and h.plan.key in keys]:
                 self._give_up(held.key, PARENT_WAITS, now)
@@ -1079,7 +1088,7 @@ class Session:
         return work_pb2.WorkUp(goodbye=work_pb2.Goodbye(reason=self._drain_reason))
 
     def _once_more(self, event: ev.Event, now: float) -> list[ev.Action]:
-        """A new stream after the end: the one that Goodbye was put on may have broken before it was read."""
+        """Open a last stream: the one that carried Goodbye may have broken before it was read."""
         if not isinstance(event, ev.StreamUp) or not self._drain_reason:
             return []
         self._stream_up(event, now)
@@ -1130,7 +1139,8 @@ class Session:
 
 
 def _crash(held: Held, ended: ev.ChildEnded, *, ran: bool) -> Failure:
-    """Of what was in a process that ended by itself. `ran`: now, not a parent that waits there."""
+    """Return the failure of an attempt in a process that ended by itself. `ran` says that it ran then, and did not
+    wait."""
     if ran and ended.code == OUT_OF_MEMORY:
         limit = held.plan.memory_mib
         return Failure(OUT_OF_MEMORY, f"it used more than the {limit} MiB that it asks for ({ended.reason})", True)

@@ -1,4 +1,4 @@
-"""What happens to a worker's session, and what it asks of the driver. Pure values."""
+"""Events of a worker's session, and the actions it requests of the driver. Pure values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class StreamDown:
 
 @dataclass(slots=True)
 class Frame:
-    """A frame of the coordinator, its epoch checked."""
+    """A frame of the coordinator whose epoch was checked."""
 
     frame: work_pb2.WorkDown
 
@@ -48,7 +48,7 @@ class ChildReady:
 
 @dataclass(slots=True)
 class ChildFailed:
-    """It ran, but its executor could not be started."""
+    """The child ran, but its executor could not be started."""
 
     child: int
     failure: Failure
@@ -89,7 +89,8 @@ class ChildProgress:
 
 @dataclass(slots=True)
 class ChildHindered:
-    """Something outside keeps an attempt from going on; an empty message: no longer. `returned`: it is given back."""
+    """Something external blocks an attempt, or no longer if the message is empty. `returned` says that it is given
+    back."""
 
     child: int
     key: AttemptKey
@@ -99,7 +100,7 @@ class ChildHindered:
 
 @dataclass(slots=True)
 class ChildRelays:
-    """What an attempt says as a replica: announce, withdraw or said."""
+    """An attempt speaks as a replica: announce, withdraw or said."""
 
     child: int
     key: AttemptKey
@@ -126,7 +127,7 @@ class FetchFailed:
 
 @dataclass(slots=True)
 class ChildReturned:
-    """Of the attempts it was asked to give back, those that it had not begun."""
+    """Attempts that the child was asked to return and had not begun."""
 
     child: int
     keys: list[AttemptKey]
@@ -146,8 +147,8 @@ class StoreFailed:
 
 @dataclass(slots=True)
 class Drain:
-    """Stop pulling, finish what fits in `budget_s`, leave. Again with 0: at once. `preempted`: the machine is being
-    taken away."""
+    """Stop pulling, finish what fits in `budget_s`, leave. A second time, or 0, means at once. `preempted` says that
+    the machine is being taken away."""
 
     reason: str
     budget_s: float
@@ -156,7 +157,7 @@ class Drain:
 
 @dataclass(slots=True)
 class Flush:
-    """Send what has gathered."""
+    """Send what was gathered."""
 
 
 @dataclass(slots=True)
@@ -175,14 +176,14 @@ Event = (
 
 @dataclass(slots=True)
 class Send:
-    """On the Work stream; the driver stamps epoch and session."""
+    """Send on the Work stream; the driver stamps epoch and session."""
 
     frame: work_pb2.WorkUp
 
 
 @dataclass(slots=True)
 class Relay:
-    """On the Work stream, behind all that is sent: no result waits for it."""
+    """Send on the Work stream after everything else, so that no result waits for it."""
 
     frame: work_pb2.WorkUp
 
@@ -196,7 +197,8 @@ class StartChild:
 
 @dataclass(slots=True)
 class StopChild:
-    """`kill`: at once; else it closes its executor first, within a grace time. Answered by ChildEnded."""
+    """Stop a child: at once with `kill`, else it first closes its executor within a grace time. Answered by
+    ChildEnded."""
 
     child: int
     kill: bool
@@ -204,7 +206,7 @@ class StopChild:
 
 @dataclass(slots=True)
 class KillAt:
-    """Kill it at `at` (the clock of `now`), whatever becomes of this daemon meanwhile; 0: at no time any more."""
+    """Kill the child at `at` (the clock of `now`), whatever happens to this daemon; 0 cancels that."""
 
     child: int
     at: float
@@ -224,7 +226,7 @@ class CancelIn:
 
 @dataclass(slots=True)
 class RecallIn:
-    """Give back those that have not begun; answered by ChildReturned."""
+    """Ask the child to return attempts that have not begun. Answered by ChildReturned."""
 
     child: int
     keys: list[AttemptKey]
@@ -232,7 +234,8 @@ class RecallIn:
 
 @dataclass(slots=True)
 class LeaveIn:
-    """This worker leaves in `budget_s` seconds: what it runs may hand over what it has done."""
+    """Tell the child that this worker leaves in `budget_s` seconds, so that attempts may hand over what they have
+    done."""
 
     child: int
     budget_s: float
@@ -240,7 +243,7 @@ class LeaveIn:
 
 @dataclass(slots=True)
 class HoldIn:
-    """This worker is fenced, or no longer: what it runs begins nothing that others may be beginning now."""
+    """Tell the child that this worker is fenced, or no longer: it begins nothing that others may be beginning."""
 
     child: int
     on: bool
@@ -248,7 +251,7 @@ class HoldIn:
 
 @dataclass(slots=True)
 class PassChildren:
-    """Results of a parent's children, to the process that runs it."""
+    """Pass results of a parent's children to the process that runs it."""
 
     child: int
     results: work_pb2.ChildResults
@@ -262,7 +265,7 @@ class ResumeIn:
 
 @dataclass(slots=True)
 class RelayIn:
-    """To a replica in that process: heard or hung_up."""
+    """Pass a frame (heard or hung_up) to a replica in that process."""
 
     child: int
     frame: work_pb2.WorkDown
@@ -270,14 +273,14 @@ class RelayIn:
 
 @dataclass(slots=True)
 class Fetch:
-    """Answered by Fetched or FetchFailed."""
+    """Fetch an input. Answered by Fetched or FetchFailed."""
 
     held: Held
 
 
 @dataclass(slots=True)
 class Store:
-    """Make `data` an object; answered by Stored or StoreFailed."""
+    """Store `data` as an object. Answered by Stored or StoreFailed."""
 
     key: AttemptKey
     data: bytes
@@ -285,7 +288,7 @@ class Store:
 
 @dataclass(slots=True)
 class DropStream:
-    """Open another Work stream: its Hello reconciles."""
+    """Open another Work stream, whose Hello reconciles."""
 
     reason: str
 
@@ -299,7 +302,7 @@ class Emit:
 
 @dataclass(slots=True)
 class Exit:
-    """The incarnation is over: `drained` or `orphaned`."""
+    """End the incarnation: `drained` or `orphaned`."""
 
     how: str
 

@@ -1,7 +1,7 @@
-"""What child processes print, on its way to the run it belongs to: bounded in rate and memory, never in anybody's way.
+"""Ships output of child processes to the runs it belongs to, bounded in rate and memory, and never in the way of work.
 
-One small call of its own a second and run. What comes faster is dropped where it comes, and a line says how much; what
-cannot be shipped, since nobody leads, waits within the same bound. A worker that leaves ships all that waits first.
+It takes one small call per second and run. What comes faster is dropped on arrival, and a line says how much. While
+there is no leader, output waits within the same bound. A worker that leaves first ships everything that waits.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ log = structlog.get_logger()
 
 FIRST_S, EVERY_S = 0.1, 1.0
 AGAIN_S = 0.1
-"""Between tries of a worker that leaves."""
+"""Seconds between attempts of a worker that leaves."""
 CALL_S = 5.0
 CHUNK_BYTES = 60 << 10  # of a request of at most 64 KiB
 WAITING_BYTES = 256 << 10
-"""Of a worker, all runs together."""
+"""Bytes that may wait on a worker, for all runs together."""
 LINE_BYTES = 64  # what a line costs beside its text
 
 
 class Shipper:
-    """`add` lines at any time; `run` ships them."""
+    """Shipper of output: `add` lines at any time; `run` ships them."""
 
     def __init__(self, link: Link, guard: EpochGuard, incarnation: str) -> None:
         self._link = link
@@ -49,12 +49,13 @@ class Shipper:
         self._numbers: dict[str, int] = {}
         self._shipped: dict[str, int] = {}  # lines by run, those that were left out included
         self._unanswered: dict[str, pb.OutputLines] = {}
-        """By run: shipped, and perhaps taken. It is shipped again as it was, or its number would be other lines'."""
+        """Chunks by run that were shipped without an answer. They are shipped again unchanged, because their number
+        identifies those lines."""
         self._turn = asyncio.Lock()
         self._news = asyncio.Event()
 
     def add(self, run_id: str, executor: str, stream: str, text: str, key: AttemptKey | None) -> None:
-        """One line; what is over the bound is counted instead."""
+        """Add one line; what exceeds the bound is counted instead."""
         queue = self._waiting.setdefault(run_id, deque())
         now = time.time_ns() // 1_000_000
         if self._bytes + len(text) + LINE_BYTES > WAITING_BYTES:
@@ -68,7 +69,7 @@ class Shipper:
         self._news.set()
 
     def left_out(self, run_id: str, executor: str, lines: int, size: int) -> None:
-        """So much was dropped before it came here."""
+        """Count what was dropped before it arrived here."""
         queue = self._waiting.setdefault(run_id, deque())
         self._left_out(queue, time.time_ns() // 1_000_000, executor, lines, size)
         self._news.set()
@@ -90,7 +91,7 @@ class Shipper:
                 await asyncio.sleep(EVERY_S)
 
     async def drain(self, timeout_s: float) -> int:
-        """Ship all that waits; returns the number of lines that could not be shipped in time."""
+        """Ship all that waits; return the number of lines that could not be shipped in time."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while self._waiting or self._unanswered:
@@ -99,7 +100,7 @@ class Shipper:
         return sum(map(_count, [*self._waiting.values(), *(chunk.lines for chunk in self._unanswered.values())]))
 
     async def ship(self) -> bool:
-        """A chunk of each run, CHUNK_BYTES in all. False: one was not taken, and waits for the next time."""
+        """Ship a chunk of each run, CHUNK_BYTES in all. Returns False if one was not accepted and waits."""
         async with self._turn:
             room = CHUNK_BYTES
             for run_id in dict.fromkeys([*self._unanswered, *self._waiting]):
@@ -121,7 +122,7 @@ class Shipper:
             return True
 
     def _chunk(self, run_id: str, room: int) -> pb.OutputLines:
-        """Takes its lines out of the queue: what is left out while it is on its way is counted behind it."""
+        """Take a chunk's lines out of the queue; what is left out while it is in transit is counted after it."""
         number, before = self._numbers.get(run_id, 0) + 1, self._shipped.get(run_id, 0)
         chunk = pb.OutputLines(number=number, lines_before=before)
         queue = self._waiting[run_id]
@@ -155,5 +156,5 @@ def _count(lines: Iterable[pb.OutputLine]) -> int:
 
 
 def _clean(text: str) -> str:
-    """Without secrets, and without what no message can carry."""
+    """Return the text without secrets and without characters that no message can carry."""
     return redact_text(text).encode("utf-8", "replace").decode()

@@ -1,4 +1,4 @@
-"""What attempts are given and what they leave: objects moved to and from this host, answers to child processes."""
+"""Inputs and outputs of attempts: moves objects to and from this host, and answers child processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CallPlugin = Callable[[str, str, dict[str, Any] | bytes, float], Coroutine[Any, 
 
 
 class Supply:
-    """Of one incarnation, which pins what it uploads. `fetch` and `store` are answered through `event`."""
+    """Supply of one incarnation, which pins what it uploads. `fetch` and `store` are answered through `event`."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Supply:
         await self._objects.close()
 
     async def answer(self, question: dict[str, Any]) -> dict[str, Any]:
-        """A child's question: about objects, or for a plugin."""
+        """Answer a child's question about objects, or for a plugin."""
         try:
             if question["op"] == "put":
                 return {"value": (await self._objects.put_path(Path(question["path"]))).hex()}

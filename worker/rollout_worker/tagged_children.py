@@ -1,14 +1,14 @@
 """Questions of an attempt as child items, which another attempt at the same item finds again.
 
-A child's place is (the item, ordinal), and an attempt finds there what the attempt before it asked. So a child has an
-id by its place alone, and a tag by what was asked, which comes back with the result:
+(item, ordinal) identifies a child, and an attempt finds there what the attempt before it asked. A child therefore has
+an id by its place alone, and a tag for what was asked, which is returned with the result:
 
-- the tag is ours: the answer, whichever attempt asked for it;
-- another one: the attempt before went another way here. The next place is asked.
+- the tag is ours: this is the answer, whichever attempt asked for it;
+- the tag differs: the earlier attempt took another path. The next place is tried.
 
-A child that failed has no tag. An attempt ends with it, so among the places of n attempts that failed or were lost
-there are at most n such; as many are passed over before a failure is taken for this attempt's own. An attempt that was
-stolen counts for none: what failed then failed for the same question.
+A failed child has no tag, but an attempt ends with it. So n attempts that failed or were lost leave at most n failed
+children, and as many are skipped before a failure counts as this attempt's own. A stolen attempt does not count: what
+failed then failed for the same question.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Answered(Protocol):
 
 
 class Parent(Protocol):
-    """What an attempt's context lets it do with children."""
+    """Part of an attempt's context that handles children."""
 
     async def spawn(self, items: Sequence[NewItem], *, first_ordinal: int = 0, seal: bool = True) -> None: ...
 
@@ -48,7 +48,8 @@ class Parent(Protocol):
 
 
 class NoAnswerError(Exception):
-    """`code`: of the child's failure; else what became of it, or `cancelled`: the item was closed meanwhile."""
+    """There is no answer. `code` is that of the child's failure, its state, or `cancelled` if the item was closed
+    meanwhile."""
 
     def __init__(self, code: str, message: str, *, failed: bool = False) -> None:
         super().__init__(message)
@@ -56,9 +57,11 @@ class NoAnswerError(Exception):
 
 
 class TaggedChildren:
-    """Of one attempt at the item `item`. `kind`: of question, which is part of ids; `spec`: of the children; `first`:
-    the ordinal of the first; `foreign_failures`: of children, that may be an earlier attempt's. One question at a time:
-    others wait."""
+    """Questions of one attempt at the item `item`, one at a time; others wait.
+
+    `kind` is the kind of question, which is part of ids; `spec` is that of the children; `first` is the ordinal of the
+    first; `foreign_failures` is the number of failed children that may be an earlier attempt's.
+    """
 
     def __init__(
         self, kind: bytes, item: bytes, context: Parent, spec: ItemSpec, *, foreign_failures: int, first: int = 0
@@ -72,7 +75,10 @@ class TaggedChildren:
         self._one_at_a_time = asyncio.Lock()
 
     async def answer(self, tag: str, payload: Callable[[int], bytes], decode: Callable[[bytes], tuple[str, T]]) -> T:
-        """`payload`: of the item at a place, with this tag. `decode`: to (tag, result). NoAnswerError."""
+        """Return the answer. Raises NoAnswerError.
+
+        `payload` returns that of the item at a place, with this tag; `decode` returns (tag, result).
+        """
         async with self._one_at_a_time:
             while True:
                 child = await self._child(payload(self._next))
@@ -89,7 +95,7 @@ class TaggedChildren:
                     raise NoAnswerError(child.outcome.name.lower(), "")
 
     async def _child(self, payload: bytes) -> Answered:
-        """What came of the next place, where this is asked unless something was before."""
+        """Return the result of the next place, where this is asked unless something was asked before."""
         place = self._next
         identity = blake3(self._prefix + place.to_bytes(8, "big")).digest()
         await self._context.spawn([NewItem(identity, payload, self._spec)], first_ordinal=place, seal=False)

@@ -1,4 +1,4 @@
-"""Spans `attempt` and `engine` of traced items, from what the session is told and what it sends."""
+"""Spans `attempt` and `engine` of traced items, from the session's events and actions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HELD_MAX = 10_000
 
 
 class AttemptTracing:
-    """`engine` ends when the child process has reported, and is as long as it says."""
+    """Tracing of attempts. `engine` ends when the child process has reported, and lasts as long as it says."""
 
     def __init__(self, spans: Spans, worker: str) -> None:
         self._spans = spans
@@ -22,7 +22,7 @@ class AttemptTracing:
         self._since: dict[tuple[int, int, int], int] = {}  # (log, seq, attempt): Unix time in ns
 
     def seen(self, event: ev.Event, actions: Iterable[ev.Action]) -> None:
-        """An event of the session, and what it asked for."""
+        """Record an event of the session and its actions."""
         now_ns = time.time_ns()
         if isinstance(event, ev.Frame) and event.frame.HasField("assign"):
             for assigned in event.frame.assign.groups:
@@ -65,7 +65,7 @@ class AttemptTracing:
 
 
 def _at(column: Sequence[int], index: int) -> int:
-    """0 where it is empty, or a process left some out."""
+    """Return the value, or 0 if the column is empty or incomplete."""
     return column[index] if index < len(column) else 0
 
 

@@ -1,4 +1,4 @@
-"""Large inputs in and large results out. What is asked for in one turn of the loop travels together."""
+"""Transfer of large inputs and results; requests of one event-loop turn travel together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rollout_worker.executors.port import DISK_FULL, STORE_AWAY
 
 
 class Transfer:
-    """`fetch` and `store` are answered by events. `spawn` runs a task for as long as the worker lives."""
+    """Transfers. Events answer `fetch` and `store`. `spawn` runs a task for the worker's lifetime."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Transfer:
             self._spawn(self._store(results))
 
     async def _fetch_slices(self, object_id: bytes, held: list[Held]) -> None:
-        """What stays a slice, its process reads from the cache."""
+        """Fetch slices; a process reads from the cache what stays a slice."""
         try:
             found = await self._slices.take(object_id, [h.payload for h in held if isinstance(h.payload, ObjectSlice)])
         except RolloutError as error:

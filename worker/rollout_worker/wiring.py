@@ -1,4 +1,4 @@
-"""A worker from its settings: the only place that knows every part."""
+"""Builds a worker from its settings: the only place that knows every part."""
 
 from __future__ import annotations
 
@@ -38,8 +38,11 @@ EXECUTORS = "rollout.executors"
 
 
 def load_executors(wanted: Sequence[str] = ()) -> dict[str, type[Executor]]:
-    """Those `wanted`, or every installed executor, that can be imported; one that cannot is told of, and not offered.
-    All, too, if one that is wanted is not installed: `offered` names them."""
+    """Return the `wanted` executors, or all installed ones, that can be imported; the others are reported and not
+    offered.
+
+    If a wanted one is not installed, all are returned: `offered` reports it.
+    """
     found: dict[str, type[Executor]] = {}
     installed = entry_points(group=EXECUTORS)
     names = set(wanted) if wanted and installed.names.issuperset(wanted) else installed.names
@@ -52,7 +55,7 @@ def load_executors(wanted: Sequence[str] = ()) -> dict[str, type[Executor]]:
 
 
 def offered(installed: Mapping[str, type[Executor]], wanted: Sequence[str]) -> dict[str, type[Executor]]:
-    """What `[worker] executors` names, or all. ConfigError where one of them is not installed."""
+    """Return the executors that `[worker] executors` names, or all. Raises ConfigError if one is not installed."""
     missing = [name for name in wanted if name not in installed]
     if missing:
         raise ConfigError(
@@ -63,7 +66,8 @@ def offered(installed: Mapping[str, type[Executor]], wanted: Sequence[str]) -> d
 
 
 def devices_to_lease(worker: WorkerSection, host: Host) -> tuple[str, ...]:
-    """What `[worker] devices` names, or what was found. ConfigError: one twice, or more `gpus` declared than that."""
+    """Return the devices of `[worker] devices`, or those found. Raises ConfigError for duplicates, or too few for
+    `gpus`."""
     devices = tuple(worker.devices) or tuple(gpu.device for gpu in host.gpus)
     twice = sorted({device for device in devices if devices.count(device) > 1})
     if twice:
@@ -109,7 +113,7 @@ _WHY_STOPPED = {
 
 
 class Worker:
-    """A daemon: one incarnation after another, until it has drained or must not go on."""
+    """Daemon: one incarnation after another, until it has drained or must not continue."""
 
     def __init__(self, settings: WorkerSettings, worker_id: str = "", plugins: list[Path] | None = None) -> None:
         self._settings = settings
@@ -145,7 +149,7 @@ class Worker:
             self._waiting.cancel()
 
     async def run(self) -> int:
-        """The exit code: 0 drained, 1 the cluster shut this worker out."""
+        """Run and return the exit code: 0 drained, 1 the cluster refused this worker."""
         settings = self._settings
         compute = open_compute(settings.compute, settings.cloud)
         listen = settings.http.listen_addr
@@ -252,7 +256,7 @@ class Worker:
             self._driver = self._credentials = None
 
     def _pass_on_drain(self, driver: Driver) -> None:
-        """An order that came while there was no incarnation to obey it."""
+        """Pass on a drain that came while there was no incarnation."""
         if self._drain is not None:
             driver.drain(*self._drain)
 

@@ -1,4 +1,4 @@
-"""The Work stream: opened again for ever, on whichever coordinator leads."""
+"""Work stream, reopened forever, on whichever coordinator leads."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ _WRONG_CA = (
     "another [transport] tls_dir; trying on"
 )
 UNSENT_MAX = 64 << 20
-"""Bytes relayed for replicas that wait to be sent; with more of them the stream is given up, as one that stands."""
+"""Bytes of relayed frames that may wait; above it the stream counts as stuck and is abandoned."""
 _FATAL = frozenset({"not_allowed"})
 
 
 class RefusedError(RolloutError):
-    """The coordinators will not have this incarnation."""
+    """The coordinators refuse this incarnation."""
 
     code = "refused"
 
 
 class WorkStream:
-    """`event` takes what happens; `send` puts a frame on the present stream, in order."""
+    """Work stream. `event` is called with what happens; `send` sends a frame on the present stream, in order."""
 
     def __init__(
         self, link: Link, guard: EpochGuard, event: Callable[[ev.Event], None], new_session: Callable[[], str]
@@ -72,7 +72,7 @@ class WorkStream:
             self._ready.set()
 
     def relay(self, frame: work_pb2.WorkUp) -> None:
-        """As `send`, behind all that is sent."""
+        """Send a frame after everything that `send` sends."""
         if self._session:
             frame.session = self._session
             self._relayed.append(frame)
@@ -83,13 +83,14 @@ class WorkStream:
                 self.drop()
 
     def drop(self, *, renewed: bool = False) -> None:
-        """End the present stream and open another: at once on the same coordinator if `renewed`, else where it can."""
+        """End the present stream and open another: at once on the same coordinator if `renewed`, else where
+        possible."""
         self._dropped = renewed
         if self._call is not None:
             self._call.cancel()
 
     async def run(self) -> None:
-        """RefusedError when no coordinator will have this incarnation."""
+        """Keep a stream open. Raises RefusedError when every coordinator refuses this incarnation."""
         while True:
             try:
                 await self._one()
@@ -110,7 +111,7 @@ class WorkStream:
                 await self._link.failed(error)
 
     def _tell(self, error: RolloutError) -> None:
-        """When the coordinator is lost, and then at growing intervals, not at every try."""
+        """Log that the coordinator is lost, and repeat it at growing intervals."""
         self._tries = 0 if self._welcomed else self._tries + 1
         told = self._pace.tell(_LOST)
         if told is not None:

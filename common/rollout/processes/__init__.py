@@ -1,1 +1,1 @@
-"""Child processes: how they start, end, are started again, and what they say to the process that started them."""
+"""Child processes: starts, ends and restarts them, and exchanges messages with them."""

@@ -1,6 +1,6 @@
-"""The parent's side of a child process: start it, talk to it, end it and leave no zombie.
+"""Parent's side of a child process: starts it, talks to it, ends it and leaves no zombie.
 
-How the child ends when its parent is killed is the child's side: `lifeline`, `parent`.
+The child's side, which ends it when its parent is killed, is in `lifeline` and `parent`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LINE_MAX = 1 << 20
 
 
 class Child:
-    """Started with `start`; ended with `end` or `terminate`, or killed and waited for."""
+    """Child process, started with `start`, and ended with `end` or `terminate`, or killed and waited for."""
 
     def __init__(self, process: asyncio.subprocess.Process, *, group: bool) -> None:
         self._process = process
@@ -38,8 +38,10 @@ class Child:
         pass_fds: Sequence[int] = (),
         group: bool = False,
     ) -> Child:
-        """`group`: it leads a session and a process group of its own, to which signals go. OSError; ValueError: a NUL
-        in an argument or a variable."""
+        """Start a child. With `group`, it leads its own session and process group, to which signals are sent.
+
+        Raises OSError, or ValueError for a NUL in an argument or a variable.
+        """
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=stdin,
@@ -59,7 +61,7 @@ class Child:
 
     @property
     def code(self) -> int | None:
-        """Its exit code, or the negative number of the signal that killed it; None: it runs."""
+        """Exit code, or the negative number of the signal that killed it; None while it runs."""
         return self._process.returncode
 
     @property
@@ -75,13 +77,13 @@ class Child:
     # ---- talking: one JSON object a line, on its stdin and stdout
 
     def say(self, message: Mapping[str, Any]) -> None:
-        """Never waits; nothing is said to one whose stdin is closed."""
+        """Send a message without waiting; nothing is sent if its stdin is closed."""
         stdin = self._process.stdin
         if stdin is not None and not stdin.is_closing():
             stdin.write(json.dumps(message).encode() + b"\n")
 
     async def hear(self) -> dict[str, Any] | None:
-        """Its next line, empty for one that is no JSON object; None: it says no more."""
+        """Return its next line, empty if it is no JSON object, or None at the end."""
         try:
             line = await self.stdout.readline()
             value: Any = json.loads(line) if line else None
@@ -92,7 +94,7 @@ class Child:
         return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
     def close_stdin(self, last: bytes = b"") -> None:
-        """After `last`, the end."""
+        """Send `last` and close its stdin."""
         if self._process.stdin is not None:
             self._process.stdin.write(last)
             self._process.stdin.close()
@@ -100,7 +102,7 @@ class Child:
     # ---- its end
 
     def signal(self, number: int) -> None:
-        """To its group where it leads one, also when it has ended itself: what it started must not outlive it."""
+        """Signal its group, if it leads one, even after it has ended: what it started must not outlive it."""
         with suppress(ProcessLookupError, PermissionError):
             if self._group:
                 os.killpg(self.pid, number)
@@ -108,7 +110,7 @@ class Child:
                 self.signal_alone(number)
 
     def signal_alone(self, number: int) -> None:
-        """Not to what it started."""
+        """Signal the child but not what it started."""
         if self.code is None:
             with suppress(ProcessLookupError):
                 self._process.send_signal(number)
@@ -120,12 +122,12 @@ class Child:
         return await self._process.wait()
 
     async def end(self, grace_s: float) -> None:
-        """Close its stdin, whereupon it is to end; kill it `grace_s` seconds later."""
+        """Close its stdin, on which it should end; kill it `grace_s` seconds later."""
         self.close_stdin()
         await self._kill_after(grace_s)
 
     async def terminate(self, grace_s: float) -> None:
-        """SIGTERM; SIGKILL `grace_s` seconds later."""
+        """Send SIGTERM, and SIGKILL `grace_s` seconds later."""
         self.signal(signal.SIGTERM)
         await self._kill_after(grace_s)
         self.close_stdin()
@@ -137,7 +139,7 @@ class Child:
         await self.wait()
 
     async def group_gone(self, limit_s: float) -> None:
-        """Returns when none of its group is left, or after `limit_s`: where nobody reaps orphans, it never ends."""
+        """Wait until its group is empty, for at most `limit_s`; if nobody reaps orphans, it never is."""
         until = asyncio.get_running_loop().time() + limit_s
         with suppress(ProcessLookupError, PermissionError):
             while asyncio.get_running_loop().time() < until:
@@ -145,6 +147,6 @@ class Child:
                 await asyncio.sleep(0.05)
 
     def close_pipes(self) -> None:
-        """Of one that has ended: a grandchild that left the group may hold a pipe open, and its transport would outlive
-        the event loop."""
+        """Close the pipes of an ended child: a grandchild outside the group may hold one open, and its transport would
+        outlive the event loop."""
         self._process._transport.close()  # type: ignore[attr-defined]  # pyright: ignore

@@ -1,4 +1,4 @@
-"""Programs that are run to their end for what they print, and blocking ends of those that are talked to meanwhile."""
+"""Commands that run to their end for their output, and blocking handles of those that are talked to meanwhile."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Process: TypeAlias = subprocess.Popen[bytes]
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """`code`: its exit code, or the negative number of the signal that killed it."""
+    """Result of a command. `code` is its exit code, or the negative number of the signal that killed it."""
 
     code: int
     stdout: str
@@ -27,7 +27,7 @@ class Finished:
 
     @property
     def reason(self) -> str:
-        """The last line of its errors: mostly why it failed. Empty: it gave none."""
+        """Last line of its stderr, which mostly says why it failed; may be empty."""
         return (self.stderr.strip().splitlines() or [""])[-1]
 
 
@@ -42,7 +42,7 @@ def run(
 ) -> Finished:
     """Run `command` to its end, with `given` on its stdin. Text is UTF-8. Blocking.
 
-    OSError: it cannot be started. TimeoutError: it was killed after `timeout_s`.
+    Raises OSError if it cannot be started, TimeoutError if it was killed after `timeout_s`.
     """
     stdin: dict[str, Any] = {"stdin": DEVNULL} if given is None else {"input": given}
     try:
@@ -63,9 +63,9 @@ async def run_async(
     merged: bool = False,
     group: bool = False,
 ) -> Finished:
-    """`run`, in the event loop; the process is killed with the task. `merged`: its errors are in its output.
+    """Run `command` in the event loop; the process is killed with the task.
 
-    `group`: with all that it started.
+    `merged` sends its stderr to its stdout. `group` also kills everything it started.
     """
     child = await Child.start(command, cwd=cwd, env=env, stdout=PIPE, stderr=STDOUT if merged else PIPE, group=group)
     try:
@@ -90,8 +90,10 @@ def start(
     buffered: bool = True,
     held: bool = False,
 ) -> Process:
-    """For code that blocks; `child` has the same for an event loop. `held`: on Linux it ends with this thread, though
-    it knows nothing of `lifeline`."""
+    """Start a process for blocking code; `child` serves an event loop.
+
+    `held`: on Linux the process ends with this thread, though it does not use `lifeline`.
+    """
     return subprocess.Popen(
         command, bufsize=-1 if buffered else 0, stdin=stdin, stdout=stdout, stderr=stderr, cwd=cwd, env=env,
         start_new_session=group, preexec_fn=ask_kernel if held and sys.platform == "linux" else None,
@@ -100,7 +102,7 @@ def start(
 
 @contextmanager
 def ended(process: Process, grace_s: float = 0.0) -> Generator[Process]:
-    """A process that still runs at the end is killed: at once, or `grace_s` seconds after a SIGTERM."""
+    """Kill a process that still runs at the end of the block: at once, or `grace_s` seconds after a SIGTERM."""
     with process:
         try:
             yield process
@@ -113,7 +115,7 @@ def ended(process: Process, grace_s: float = 0.0) -> Generator[Process]:
 
 
 def wait(process: Process, tell: Callable[[], None], every_s: float) -> int:
-    """Its exit code; `tell` is called meanwhile."""
+    """Wait for the exit code, calling `tell` every `every_s` seconds."""
     while True:
         try:
             return process.wait(every_s)

@@ -1,4 +1,4 @@
-"""Ending a process with all that it has started, in whatever group or session that is by now."""
+"""Kills a process and everything it has started, in whatever group or session that is by now."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import psutil
 
 
 def kill_with_descendants(pid: int, kill: Callable[[], None]) -> None:
-    """`kill` ends the process `pid`: what it has started is looked up before, while it is known whose it is."""
+    """Kill the process `pid` by `kill`, and its descendants, which are found before it ends and they lose their
+    parent."""
     below: list[psutil.Process] = []
     with suppress(psutil.Error):
         below = psutil.Process(pid).children(recursive=True)

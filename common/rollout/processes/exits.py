@@ -1,4 +1,4 @@
-"""How a process ended, in words. `code`: its exit code, or the negative number of the signal that killed it."""
+"""How a process ended, in words. `code` is its exit code, or the negative number of the signal that killed it."""
 
 import signal
 
@@ -10,12 +10,12 @@ def ending(code: int) -> str:
 
 
 def exit_text(code: int) -> str:
-    """`ending`, and what a signal mostly means."""
+    """Return the ending, with the usual cause of a signal."""
     return ending(code) + _HINTS.get(_name(code), "")
 
 
 def how_ended(code: int) -> str:
-    """As a predicate."""
+    """Return the ending as a predicate."""
     return f"exited with {code}" if code >= 0 else f"was killed by {_name(code)}"
 
 

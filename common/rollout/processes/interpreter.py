@@ -1,4 +1,4 @@
-"""How our processes find modules: never in the current directory, and a user's code only in its own directory."""
+"""Module search of our processes: never in the current directory, and a user's code only in its own directory."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from importlib.machinery import ModuleSpec, PathFinder
 
 
 def python_module(module: str, *arguments: str) -> list[str]:
-    """The command that runs one of our modules in a process of its own.
+    """Return the command that runs one of our modules in its own process.
 
-    `-P` keeps the current directory off `sys.path`: a file there that is named as a module of Python's library
-    (random.py, queue.py) must not take its place.
+    `-P` keeps the current directory off `sys.path`: a file there with the name of a standard module (random.py,
+    queue.py) must not replace that module.
     """
     return [sys.executable, "-P", "-m", module, *arguments]
 
@@ -20,7 +20,7 @@ _LIBRARY = os.__file__.rpartition(os.sep)[0]
 
 
 class _LibraryFirst:
-    """Finds the modules of Python's own library in that library, whatever else has their names."""
+    """Finds standard modules in the standard library, whatever else has their names."""
 
     _paths = [path for path in sys.path if path == _LIBRARY or path.endswith((".zip", f"{os.sep}lib-dynload"))]
 
@@ -34,10 +34,10 @@ class _LibraryFirst:
 
 
 def import_from(directory: str) -> None:
-    """Let this process import the user's modules in `directory`, before those that are installed.
+    """Let this process import the user's modules in `directory`, before installed ones.
 
-    A file there that is named as a module of Python's library does not replace it: the library, and every package that
-    imports it, goes on to work.
+    A file there with the name of a standard module does not replace it, so that the packages that import the module
+    keep working.
     """
     if _LibraryFirst not in sys.meta_path:
         sys.meta_path.insert(sys.meta_path.index(PathFinder), _LibraryFirst)

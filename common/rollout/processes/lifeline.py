@@ -1,11 +1,11 @@
-"""The child's side of ending with its parent, however the parent ends.
+"""Child's side of ending with its parent, however the parent ends.
 
-On Linux the kernel kills it (`die_with_parent`). On every system a pipe whose writing end only the parent holds closes
-with the parent (`hold`, `end_with_stdin`; `rollout.processes.parent` where the pipe is not stdin).
+On Linux the kernel kills the child (`die_with_parent`). On every system a pipe whose writing end only the parent holds
+closes with the parent (`hold`, `end_with_stdin`; `rollout.processes.parent` if the pipe is not stdin).
 
-As a program, `lifeline.py PARENT_PID COMMAND...` becomes COMMAND on Linux; elsewhere it stays and kills COMMAND's
-process group when its stdin, a pipe from the parent, ends. It imports little, and nothing but the standard library:
-processes that are started often begin with it.
+As a program, `lifeline.py PARENT_PID COMMAND...` becomes COMMAND on Linux; elsewhere it stays, and kills COMMAND's
+process group when its stdin, a pipe from the parent, ends. It imports only a little of the standard library, because
+processes that start often begin with it.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _libc = ctypes.CDLL(None)  # before a fork: after it, another thread's lock on t
 
 
 def ask_kernel() -> None:
-    """SIGKILL for this process when the thread that started it ends. Linux only; survives exec."""
+    """Ask for SIGKILL when the thread that started this process ends. Linux only; survives exec."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def die_with_parent(parent: int) -> bool:
-    """End this process with the process `parent`, which started it; whether the kernel can (Linux)."""
+    """End this process with its parent; return whether the kernel can do so (Linux)."""
     if sys.platform != "linux":
         return False
     ask_kernel()
@@ -40,7 +40,9 @@ def die_with_parent(parent: int) -> bool:
 
 def hold(parent: int) -> None:
     """End this process, the leader of its group, with `parent`: by the kernel, and by a thread that reads stdin.
-    Afterwards stdin is empty for everybody else."""
+
+    Stdin is empty for everything else afterwards.
+    """
     die_with_parent(parent)
     line = os.dup(0)
     _empty_stdin()
@@ -48,7 +50,7 @@ def hold(parent: int) -> None:
 
 
 def at_end(fd: int, act: Callable[[], None]) -> None:
-    """Call `act`, in a thread, once nobody can write to the pipe `fd` any more, or it broke."""
+    """Call `act` in a thread once the pipe `fd` has no writer any more, or broke."""
 
     def watch() -> None:
         try:
@@ -62,11 +64,10 @@ def at_end(fd: int, act: Callable[[], None]) -> None:
 
 
 def end_with_stdin(grace_s: float) -> None:
-    """Send this process SIGTERM once its stdin has no writer any more, and end it `grace_s` seconds later, whatever it
-    is doing.
+    """Send this process SIGTERM once its stdin has no writer any more, and kill it `grace_s` seconds later.
 
-    Leaving in order can take long: a thread in a system call cannot be cancelled, and the end of asyncio.run waits for
-    it. What is still to be read from stdin stays there.
+    A clean exit can take long: a thread in a system call cannot be cancelled, and asyncio.run waits for it. Unread
+    stdin is left unread.
     """
     poll = select.poll()
     poll.register(0, select.POLLHUP)

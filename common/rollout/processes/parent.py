@@ -1,7 +1,7 @@
-"""Ending with the process that started this one.
+"""Ends a process with the one that started it.
 
 Embedded mode starts daemons as children and hands each the reading end of a pipe whose writing end only the parent
-holds. However the parent ends, also by SIGKILL, the pipe closes, on every operating system.
+holds. However the parent ends, even by SIGKILL, the pipe closes, on every operating system.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from rollout.processes.lifeline import at_end
 
 PARENT_FD = "ROLLOUT_PARENT_FD"
 GRACE_S = 8.0
-"""Seconds a daemon has, after its parent is gone, before it is ended hard."""
+"""Seconds that a daemon has after its parent's end before it is killed."""
 
 
 def has_parent() -> bool:
-    """Whether this process was started by one that it ends with."""
+    """Return whether this process was started by one that it ends with."""
     return os.environ.get(PARENT_FD, "").isdigit()
 
 
@@ -30,10 +30,10 @@ def watch_parent(
     environ: Mapping[str, str] | None = None,
     grace_s: float = GRACE_S,
 ) -> bool:
-    """Call `callback` once when the parent is gone; False (and nothing happens) where no parent asked for that.
+    """Call `callback` once when the parent has ended. Returns False, and does nothing, if no parent asked for that.
 
-    With a running event loop the callback runs in it, else in a thread. What is still running `grace_s` seconds later
-    is killed, with its process group where this process leads one. Call it as early as possible.
+    The callback runs in the running event loop, or else in a thread. `grace_s` seconds later the process is killed,
+    with its process group if it leads one. Call this as early as possible.
     """
     text = (os.environ if environ is None else environ).get(PARENT_FD, "")
     if not text.isdigit():

@@ -1,4 +1,4 @@
-"""An event loop's end of a socket pair to another process, in frames (`framing`), and of a pipe that it prints to."""
+"""Event loop's end of a socket pair to another process, in frames (`framing`), and of a pipe that it prints to."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from rollout.processes.framing import FRAME_MAX, HEAD, MESSAGE
 
 @contextmanager
 def inherited_socket() -> Generator[tuple[socket.socket, int]]:
-    """Our end of a pair, and the descriptor of the other for a child that is started in this context, which is to
-    inherit it. Closed where it cannot be started."""
+    """Yield our end of a pair, and the descriptor that a child started in this context inherits.
+
+    Both are closed if the child cannot be started.
+    """
     ours, theirs = socket.socketpair()
     with theirs:
         try:
@@ -27,8 +29,11 @@ def inherited_socket() -> Generator[tuple[socket.socket, int]]:
 
 
 class Printed(asyncio.Protocol):
-    """What comes by a pipe, for `tell`. Unlike asyncio's own streams of a process, it can be closed while a process
-    that was left behind still holds the other end. `end`: done when nobody does any more."""
+    """Output of a process through a pipe, passed to `tell`.
+
+    Unlike asyncio's own process streams, it can be closed while a remaining process still holds the other end. `end` is
+    done when no process does.
+    """
 
     def __init__(self, tell: Callable[[bytes], None]) -> None:
         self._tell = tell
@@ -50,8 +55,12 @@ class Printed(asyncio.Protocol):
 
 
 class Pipe(asyncio.Protocol):
-    """`on_frame(kind, body)` for each frame; `on_lost()` once, when the other side is gone or broke the framing: a
-    frame of more than `limit` bytes, `refused`. `head`: of another framing, the length first, then the kind, if any."""
+    """Frames from and to a process.
+
+    Calls `on_frame(kind, body)` for each frame, and `on_lost()` once, when the other side has gone or broke the
+    framing: a frame of more than `limit` bytes is `refused`. `head` is the header of another framing: the length, then
+    the kind, if any.
+    """
 
     def __init__(
         self,
@@ -70,7 +79,7 @@ class Pipe(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     async def over(self, connection: socket.socket) -> Self:
-        """Begin to read; `connection` is this pipe's from now on."""
+        """Read from `connection`, which this pipe owns from now on."""
         connection.setblocking(False)
         await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=connection)
         return self
@@ -103,11 +112,11 @@ class Pipe(asyncio.Protocol):
         self._on_lost()
 
     def send(self, kind: int, body: bytes) -> None:
-        """Never waits; nothing is sent once the other side is gone."""
+        """Send a frame without waiting; nothing is sent once the other side has gone."""
         self.send_frame(HEAD.pack(len(body), kind), body)
 
     def send_frame(self, *pieces: bytes) -> None:
-        """One that has its head."""
+        """Send a frame that already has its header."""
         if self._transport is not None:
             self._transport.writelines(pieces)
 
@@ -115,7 +124,7 @@ class Pipe(asyncio.Protocol):
         self.send(MESSAGE, json.dumps(message).encode())
 
     def pause(self, seconds: float) -> None:
-        """Read nothing for so long, or until `resume`."""
+        """Stop reading for `seconds`, or until `resume`."""
         if self._transport is not None:
             self._transport.pause_reading()
             asyncio.get_running_loop().call_later(seconds, self.resume)
@@ -129,7 +138,7 @@ class Pipe(asyncio.Protocol):
             self._transport.close()
 
     def abort(self) -> None:
-        """At once, whatever is still to be sent; what has come and was not read is dropped."""
+        """Close at once; unsent and unread data is dropped."""
         self._broken = True
         if self._transport is not None:
             self._transport.abort()

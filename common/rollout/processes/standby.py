@@ -1,7 +1,7 @@
-"""A daemon that loads its modules before it is known whether it is needed.
+"""Daemon that loads its modules before it is known whether it is needed.
 
-It opens and writes nothing until then. On its stdin comes the path of the file that its output is appended to, and the
-end of the stream: it runs. The end alone: it is not needed.
+It opens and writes nothing until then. If its stdin delivers the path of its output file and then ends, it runs. If its
+stdin ends without one, it is not needed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rollout.processes.interpreter import python_module
 
 
 def standby(package: str, *arguments: str) -> list[str]:
-    """The command of a process that waits, and then is `python -m package arguments`.
+    """Return the command of a process that waits, and then is `python -m package arguments`.
 
     The package's `__main__` has a function `main`.
     """

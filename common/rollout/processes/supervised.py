@@ -1,4 +1,4 @@
-"""A child process that is started again when it dies."""
+"""Child process that is restarted when it dies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STOP_LIMIT_S = 5.0
 
 
 class Supervised(ABC):
-    """From `watch` to `unwatch` or `stop`. `clock`: monotonic seconds."""
+    """Supervises a process from `watch` to `unwatch` or `stop`. `clock` returns monotonic seconds."""
 
     def __init__(self, backoff: Backoff, clock: Callable[[], float] = time.monotonic) -> None:
         self.backoff = backoff
@@ -25,20 +25,20 @@ class Supervised(ABC):
 
     @property
     def pid(self) -> int:
-        """Of the process that was started last; 0: none was."""
+        """Pid of the last started process, or 0."""
         return self._child.pid if self._child is not None else 0
 
     @abstractmethod
     async def launch(self) -> None:
-        """Start the process; returns once it works. OSError or RolloutError: it does not."""
+        """Start the process and return once it works. Raises OSError or RolloutError if it does not."""
 
     @abstractmethod
     def restarts(self, end: int | Exception, pause_s: float) -> bool:
-        """Say that it ended with this exit code, or that `launch` failed. Whether it is launched
-        again, after the pause."""
+        """Report that it ended with this exit code, or that `launch` failed; return whether to launch it again after
+        the pause."""
 
     async def ended(self) -> int:
-        """Its exit code, once it has ended."""
+        """Wait for its end and return its exit code."""
         assert self._child is not None
         return await self._child.wait()
 
@@ -46,14 +46,14 @@ class Supervised(ABC):
         self._watcher = asyncio.create_task(self._supervise(launched))
 
     def unwatch(self) -> Awaitable[object]:
-        """Nothing is launched from now on; done when a launch that was under way is over."""
+        """Launch nothing from now on. The result is done when a launch in progress is over."""
         watchers = [] if self._watcher is None else [self._watcher]
         for watcher in watchers:
             watcher.cancel()
         return asyncio.gather(*watchers, return_exceptions=True)
 
     async def stop(self) -> None:
-        """Closes its stdin, which ends it; kills it if that takes long."""
+        """Close its stdin, which ends it; kill it if that takes long."""
         await self.unwatch()
         if self._child is not None:
             await self._child.end(STOP_LIMIT_S)

@@ -1,1 +1,1 @@
-"""Plugins in their three modes (python, sidecar, cdylib), each in a process of its own."""
+"""Plugins in three modes (python, sidecar, cdylib), each in its own process."""

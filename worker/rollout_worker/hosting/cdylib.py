@@ -1,4 +1,4 @@
-"""Mode `cdylib`: a shared library behind the C ABI, in a child process, so that its segfault is not the daemon's."""
+"""Mode `cdylib`: a shared library behind the C ABI, in a child process, so that a segfault does not kill the daemon."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rollout_worker.hosting.running import Running, start_child
 
 
 async def start(manifest: Manifest, limits: Limits) -> Running:
-    """The process, not yet initialised. ConfigError if the library is not there."""
+    """Start the process, not yet initialised. Raises ConfigError if the library is missing."""
     file = manifest.entry_file
     if file is None or not file.is_file():
         raise ConfigError(f"{manifest.path}: entry.cdylib.path: no such library {file}; build it first")

@@ -1,6 +1,6 @@
-"""The process of a C-ABI plugin: `python -m rollout_worker.hosting.cdylib_child FD`.
+"""Process of a C-ABI plugin: `python -m rollout_worker.hosting.cdylib_child FD`.
 
-The ABI is written down in samples/cdylib/rollout_plugin.h.
+samples/cdylib/rollout_plugin.h specifies the ABI.
 """
 
 from __future__ import annotations

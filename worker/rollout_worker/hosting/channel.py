@@ -1,4 +1,4 @@
-"""The two ways to talk to a plugin process: JSON frames over a socket, and gRPC."""
+"""Channels to a plugin process: JSON frames over a socket, and gRPC."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ def fault(reason: str, message: str) -> PluginError:
 
 class Channel(Protocol):
     async def call(self, method: str, payload: Any, timeout_s: float) -> Any:
-        """PluginError whose context has a `reason`; see FATAL."""
+        """Call a method. Raises PluginError whose context has a `reason`; see FATAL."""
         ...
 
     async def close(self) -> None: ...
 
     broken: PluginError | None
-    """Why nothing more can be asked, though nobody was asking when it happened."""
+    """Reason why the channel is broken, even if no call was in progress."""
 
 
 class JsonChannel:
-    """Replies are matched by id; a reply nobody asked for, one too large or one that is not a frame ends it."""
+    """Channel that matches replies by id; an unknown id, an oversized reply or a broken frame ends it."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -144,7 +144,7 @@ def _error_of(value: Any) -> PluginError:
 
 
 class GrpcChannel:
-    """The `Plugin` service over a Unix socket. Bytes travel as they are, any other payload as JSON; so do replies."""
+    """`Plugin` service over a Unix socket. Bytes are sent unchanged, other payloads as JSON; so are replies."""
 
     def __init__(self, address: str, limits: Limits) -> None:
         options = [
@@ -199,7 +199,7 @@ class GrpcChannel:
 
 
 def _message(reply: Any) -> Any:
-    """grpc.aio gives None for bytes that are no message."""
+    """Return the reply; grpc.aio returns None for bytes that are no message."""
     if reply is None:
         raise fault("bad_frame", "it sent something that is no message of the protocol")
     return reply

@@ -26,7 +26,7 @@ def with_payload(frame: dict[str, Any], payload: Any) -> dict[str, Any]:
 
 
 def payload_of(frame: dict[str, Any]) -> Any:
-    """ValueError where neither form is there."""
+    """Return the payload of a frame. Raises ValueError if neither form is present."""
     if "payload_b64" in frame:
         return base64.b64decode(frame["payload_b64"], validate=True)
     if "payload" not in frame:
@@ -35,23 +35,23 @@ def payload_of(frame: dict[str, Any]) -> Any:
 
 
 def encode(frame: dict[str, Any]) -> bytes:
-    """ValueError or TypeError: not JSON (NaN, a set, an object)."""
+    """Encode a frame. Raises ValueError or TypeError if it is not JSON (NaN, a set, an object)."""
     body = json.dumps(frame, allow_nan=False, separators=(",", ":")).encode()
     return HEADER.pack(len(body)) + body
 
 
 def refusal(number: int, code: str, message: str) -> bytes:
-    """A reply without a payload."""
+    """Return a reply with an error."""
     return encode({"id": number, "error": {"code": code, "message": message}})
 
 
 def receive(connection: socket.socket) -> dict[str, Any] | None:
-    """The next frame, blocking; None at the end."""
+    """Return the next frame, blocking, or None at the end."""
     return receive_message(connection, HEADER)
 
 
 class Refused(Exception):
-    """An answer with a code instead of a payload."""
+    """Reply with an error code."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)

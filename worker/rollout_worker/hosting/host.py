@@ -18,10 +18,10 @@ log = structlog.get_logger()
 
 
 class PluginHost:
-    """Loads plugins and calls them; every fault of theirs is a PluginError, none is the worker's.
+    """Loads plugins and calls them; each of their faults is a PluginError and never harms the worker.
 
-    A plugin runs in a process of its own in every mode. `hot_reload`: `[worker] dev_hot_reload`.
-    `clock`: monotonic seconds, for the backoff between restarts.
+    A plugin runs in its own process in every mode. `hot_reload` is `[worker] dev_hot_reload`. `clock` returns monotonic
+    seconds, for the backoff between restarts.
     """
 
     def __init__(
@@ -34,10 +34,11 @@ class PluginHost:
         self._changing = asyncio.Lock()
 
     async def load(self, manifest_path: str | Path) -> Manifest:
-        """Checks the manifest, the pinned hash and the allowlist, starts the plugin and asks whether it is ready.
+        """Check the manifest, the pinned hash and the allowlist, start the plugin and ask whether it is ready.
 
-        ConfigError: the manifest, a hash that differs, an allowlist that cannot be enforced here. ConflictError-free:
-        the same name from the same manifest again is a no-op, from another a StateError. PluginError: it did not start.
+        Loading the same name from the same manifest again does nothing; from another manifest it raises StateError.
+        Raises ConfigError for the manifest, a wrong hash, or an allowlist that cannot be enforced here, and PluginError
+        if the plugin did not start.
         """
         manifest = await asyncio.to_thread(_checked, manifest_path)
         async with self._changing:
@@ -65,16 +66,16 @@ class PluginHost:
         return self._get(name).manifest
 
     async def call(self, name: str, method: str, payload: dict[str, Any] | bytes, timeout_s: float) -> Any:
-        """What `method` returns: a JSON value, or bytes where the plugin gives bytes.
+        """Return what `method` returns: a JSON value, or bytes if the plugin returns bytes.
 
-        `payload`: keyword arguments, or bytes as they are. PluginError with `context["reason"]`: timeout, crashed,
-        flood, bad_frame (its process is replaced); plugin_error, unknown_method, bad_payload, wrong_type, too_large,
-        backoff (it is not). NotFoundError: no such plugin.
+        `payload` is keyword arguments, or bytes that are passed unchanged. Raises NotFoundError if there is no such
+        plugin, and PluginError with `context["reason"]`: timeout, crashed, flood, bad_frame (its process is replaced);
+        plugin_error, unknown_method, bad_payload, wrong_type, too_large, backoff (it is not).
         """
         return await self._get(name).call(method, payload, timeout_s)
 
     async def reload(self, name: str, reason: str = "") -> None:
-        """The plugin as it now lies on disk. Only with hot reload on; a cdylib refuses (PluginError)."""
+        """Reload the plugin from disk. Needs hot reload; a cdylib refuses (PluginError)."""
         instance = self._get(name)
         if not self._hot_reload:
             raise StateError("hot reload is off; set [worker] dev_hot_reload = true, on a development machine only")
@@ -97,7 +98,7 @@ class PluginHost:
             await instance.close()
 
     async def close(self) -> None:
-        """Ends every plugin's process, with all it started."""
+        """End every plugin's process and everything it started."""
         async with self._changing:
             plugins, self._plugins = list(self._plugins.values()), {}
             await asyncio.gather(*[p.close() for p in plugins])

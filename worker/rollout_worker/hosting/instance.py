@@ -22,7 +22,8 @@ _MODES = {"python": python_mode.start, "sidecar": sidecar.start, "cdylib": cdyli
 
 
 async def start(manifest: Manifest, limits: Limits) -> Running:
-    """A process that has answered init and preflight. PluginError, ConfigError; nothing is left behind then."""
+    """Return a process that has answered init and preflight. Raises PluginError or ConfigError, leaving nothing
+    behind."""
     await asyncio.to_thread(verify_pin, manifest)  # at each start: the file may have changed since the last
     running = await _MODES[manifest.mode](manifest, limits)
     try:
@@ -40,8 +41,10 @@ async def start(manifest: Manifest, limits: Limits) -> Running:
 
 
 class Instance:
-    """At most `runtime.concurrency` calls at once. After a fatal fault the next call starts a new process, after a
-    backoff that doubles until a call succeeds."""
+    """Plugin with at most `runtime.concurrency` concurrent calls.
+
+    After a fatal fault the next call starts a new process, after a backoff that doubles until a call succeeds.
+    """
 
     def __init__(self, manifest: Manifest, limits: Limits, clock: Callable[[], float] | None = None) -> None:
         self.manifest = manifest
@@ -56,7 +59,7 @@ class Instance:
         self._closed = False
 
     async def start(self) -> None:
-        """The first process: a fault here is the caller's, nothing is tried again."""
+        """Start the first process; a fault is raised and not retried."""
         async with self._starting:
             self._running = await start(self.manifest, self._limits)
 
@@ -65,7 +68,7 @@ class Instance:
         return None if self._running is None else self._running.process.pid
 
     async def call(self, method: str, payload: dict[str, Any] | bytes, timeout_s: float) -> Any:
-        """PluginError with a `reason`. The time limit counts from when the plugin is free."""
+        """Call a method. Raises PluginError with a `reason`. The timeout starts when the plugin is free."""
         task = asyncio.create_task(self._call(method, payload, timeout_s))
         self._open_calls.add(task)
         task.add_done_callback(self._open_calls.discard)
@@ -125,7 +128,8 @@ class Instance:
             return self._running
 
     def _discard(self, running: Running) -> None:
-        """Kills it now, so that a call that hangs takes no more time; the rest of the stop goes on behind."""
+        """Kill the process now, so that a hanging call takes no more time; the rest of the stop continues in the
+        background."""
         if self._running is not running:
             return
         self._running = None
@@ -144,7 +148,7 @@ class Instance:
         task.add_done_callback(self._stops.discard)
 
     async def replace(self, manifest: Manifest) -> None:
-        """A new process of `manifest`; calls under way end on the old one. On an error the old one stays."""
+        """Start a new process of `manifest`; running calls end on the old one. After an error the old one stays."""
         async with self._starting:
             fresh = await start(manifest, self._limits)
             old, self._running = self._running, fresh

@@ -1,4 +1,4 @@
-"""A plugin's process: its own group, bounded output, ended with everything it started."""
+"""Process of a plugin: its own group, bounded output, ended with everything it started."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ class _Output(BoundedLines):
 
 
 class PluginProcess:
-    """Started with `start`. Its stdout and stderr become log lines, at most 50 a second; the rest is counted."""
+    """Plugin process, started with `start`. Its stdout and stderr become log lines, at most 50 per second; the rest is
+    counted."""
 
     def __init__(self, plugin: str, child: Child) -> None:
         self._child = child
@@ -57,7 +58,7 @@ class PluginProcess:
         environment: Mapping[str, str] = {},
         pass_fds: Sequence[int] = (),
     ) -> PluginProcess:
-        """PluginError with reason "start" if the program cannot be run."""
+        """Start the process. Raises PluginError with reason "start" if the program cannot run."""
         try:
             child = await Child.start(
                 command,
@@ -85,7 +86,7 @@ class PluginProcess:
         self._child.kill()
 
     async def stop(self, grace_s: float) -> None:
-        """SIGTERM, `grace_s` seconds later SIGKILL, each to the whole group; returns when it has ended."""
+        """Send SIGTERM, and SIGKILL `grace_s` seconds later, to the whole group; wait for its end."""
         await self._child.terminate(grace_s)
         await asyncio.wait([self._drain], timeout=1.0)
         self._drain.cancel()
@@ -94,7 +95,7 @@ class PluginProcess:
         self._child.close_pipes()
 
     async def describe_end(self) -> str:
-        """How it ended and what it said last, for a person."""
+        """Return how it ended and its last output, for people."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._child.wait(), 1.0)
         await asyncio.wait([self._drain], timeout=0.2)

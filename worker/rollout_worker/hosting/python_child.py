@@ -1,6 +1,6 @@
-"""The slot process of a python plugin: `python -m rollout_worker.hosting.python_child FD`.
+"""Slot process of a python plugin: `python -m rollout_worker.hosting.python_child FD`.
 
-User code runs here and nowhere else. The host's end of the socket closing ends it.
+User code runs only here. The process ends when the host's end of the socket closes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_EPISODES = 1024
 
 
 class Target:
-    """Finds what a method means for this kind of plugin."""
+    """Resolves methods for this kind of plugin."""
 
     def __init__(self, init: dict[str, Any]) -> None:
         self.kind: str = init["kind"]

@@ -1,4 +1,4 @@
-"""Mode `python`: the author's module in a slot process of its own."""
+"""Mode `python`: the author's module in its own slot process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rollout_worker.hosting.running import Running, start_child
 
 
 async def start(manifest: Manifest, limits: Limits) -> Running:
-    """The process, not yet initialised. ConfigError if this Python is too old for the plugin."""
+    """Start the process, not yet initialised. Raises ConfigError if this Python is too old for the plugin."""
     wanted = tuple(map(int, manifest.runtime.python_min.split(".")))
     if sys.version_info[:2] < wanted:
         raise ConfigError(

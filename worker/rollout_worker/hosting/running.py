@@ -1,4 +1,4 @@
-"""A started plugin process with its channel, whatever the mode."""
+"""Running plugin process with its channel, in any mode."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Running:
     process: PluginProcess
     channel: Channel
     init: dict[str, Any]
-    """The payload of its first call."""
+    """Payload of its first call."""
     scratch: Path | None = None
 
     async def stop(self, grace_s: float, *, politely: bool) -> None:
@@ -38,7 +38,7 @@ class Running:
 
 
 async def start_child(manifest: Manifest, limits: Limits, module: str, init: dict[str, Any]) -> Running:
-    """One of our own child modules, on a socket pair it inherits; never in the daemon's process."""
+    """Start one of our child modules on a socket pair that it inherits; never in the daemon's process."""
     with inherited_socket() as (ours, fd):
         process = await PluginProcess.start(
             manifest.name, python_module(module, str(fd)), cwd=manifest.directory, pass_fds=[fd]
@@ -47,7 +47,7 @@ async def start_child(manifest: Manifest, limits: Limits, module: str, init: dic
 
 
 async def handshake(running: Running, manifest: Manifest, limits: Limits) -> None:
-    """init, then preflight. PluginError; the caller stops what was started."""
+    """Call init, then preflight. Raises PluginError; the caller then stops the process."""
     said = await running.channel.call(api.INIT, running.init, limits.start_timeout_s)
     if not isinstance(said, dict):
         raise fault("wrong_type", f"its init must answer an object with name and version, not {type(said).__name__}")

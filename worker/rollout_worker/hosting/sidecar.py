@@ -1,6 +1,6 @@
 """Mode `sidecar`: any program that serves a Unix socket, which only this user can reach.
 
-The program finds the socket's path in `ROLLOUT_PLUGIN_SOCKET`, binds it, and accepts one connection.
+`ROLLOUT_PLUGIN_SOCKET` has the socket's path; the program binds it and accepts one connection.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PREFIX = "rollout-plugin-"
 
 
 async def start(manifest: Manifest, limits: Limits) -> Running:
-    """The process, connected, not yet initialised. PluginError with reason "start"."""
+    """Start the process and connect; it is not yet initialised. Raises PluginError with reason "start"."""
     entry = manifest.entry.sidecar
     assert entry is not None
     program = sys.executable if entry.command[0] == "python" else entry.command[0]
@@ -55,7 +55,7 @@ async def start(manifest: Manifest, limits: Limits) -> Running:
 
 
 def sweep() -> None:
-    """Removes what killed workers of this user left."""
+    """Remove what killed workers of this user left."""
     for left in _TMP.glob(f"{_PREFIX}*-*"):
         pid = left.name.removeprefix(_PREFIX).partition("-")[0]
         try:

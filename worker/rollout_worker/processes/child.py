@@ -1,4 +1,4 @@
-"""The daemon's side of its child processes: start, talk, capture what they print, and leave none behind."""
+"""Daemon's side of its child processes: starts them, talks to them, captures their output, and leaves none behind."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Handlers:
 
 
 class Guard:
-    """The process that kills what is left when this one is killed, and what may not go on when this one hangs."""
+    """Process that kills what is left when this one is killed, and what must not continue when this one hangs."""
 
     def __init__(self, scratch: Path) -> None:
         command = [sys.executable, "-I", "-S", str(Path(guard.__file__)), str(scratch)]
@@ -74,11 +74,11 @@ class Guard:
         self._tell(f"-{group}\n")
 
     def kill_at(self, group: int, time: float) -> None:
-        """`time` as `guard.clock` gives it; 0: not any more."""
+        """Kill a group at `time` of `guard.clock`; 0 cancels that."""
         self._tell(f"={group} {time:.3f}\n")
 
     def remove_groups(self, base: Path) -> None:
-        """At the end: the control groups below `base`, and `base`."""
+        """Remove the control groups below `base`, and `base`, at the end."""
         self._tell(f"/{base}\n")
 
     def close(self) -> None:
@@ -126,8 +126,8 @@ class ChildProcess:
         self.done = asyncio.Event()
 
     async def run(self) -> None:
-        """From start to end; ChildEnded is the last event it makes, whatever happens: its place and devices are taken
-        until then."""
+        """Run the child from start to end. ChildEnded is always its last event; until then its slot and devices are in
+        use."""
         reason, code = "it could not be started: an error of the worker's own, which its log has", ""
         try:
             reason, code = await self._run()
@@ -147,7 +147,7 @@ class ChildProcess:
                 self._handlers.event(ev.ChildEnded(self.number, reason, code))
 
     async def _run(self) -> tuple[str, str]:
-        """How it ended, and the code of a failure that is known by more than that."""
+        """Return how it ended, and the code of a failure whose cause is known."""
         # The operator's word counts more than what a run says: secrets last.
         secrets = await self._handlers.secrets()
         environment = child_environment(dict(self._plan.environment) | secrets)
@@ -216,18 +216,18 @@ class ChildProcess:
         return bool(self._memory_bytes) and ran_out(self._output.last_words)
 
     def kill(self) -> None:
-        """It and all processes it started; one that is only being started ends as soon as it has."""
+        """Kill the child and all its descendants; one that is still starting ends as soon as it has started."""
         self._killed = True
         if self._child is not None:
             self._child.kill()
 
     def kill_at(self, time: float) -> None:
-        """By the guard, so that it happens though this daemon is stopped or hangs; 0: not at all."""
+        """Let the guard kill it at `time`, even if this daemon is stopped or hangs; 0 cancels that."""
         if self.pid:
             self._guard.kill_at(self.pid, time)
 
     def stop(self) -> None:
-        """Close the executor and end; killed if that takes too long."""
+        """Close the executor and end; the child is killed if that takes too long."""
         self._asked_to_stop = True
         self._send(Kind.STOP, b"")
         asyncio.get_running_loop().call_later(STOP_GRACE_S, lambda: None if self.done.is_set() else self.kill())
@@ -280,12 +280,12 @@ class ChildProcess:
     # ---- from the child
 
     def _pipe_lost(self) -> None:
-        """One that closed its socket, or broke the framing, and lives on would keep its attempts for ever."""
+        """Kill a child that closed its socket or broke the framing but lives on: it would keep its attempts forever."""
         self._pipe_gone.set()
         asyncio.get_running_loop().call_later(STOP_GRACE_S, lambda: None if self.done.is_set() else self.kill())
 
     def _frame(self, kind: int, body: bytes) -> None:
-        """ProtocolError kills the child, and nobody else is hurt."""
+        """Handle a frame. A ProtocolError kills this child only."""
         try:
             if kind == Kind.REQUEST:
                 self._ask(read_question(body))
@@ -300,7 +300,7 @@ class ChildProcess:
             self.kill()
 
     def _with_root_cause(self, event: ev.ChildFailed) -> ev.ChildFailed:
-        """An engine of several processes says of the failure of one only that there was one."""
+        """Add the root cause: an engine of several processes says of a process's failure only that there was one."""
         words = last_error(self._output.last_words) if "root cause" in event.failure.message else ""
         if not words:
             return event
@@ -330,7 +330,7 @@ class ChildProcess:
 
 
 def last_line(output: bytes) -> str:
-    """The last of what a process printed, as its own words for why it ended."""
+    """Return the last line of a process's output, as its own explanation of its end."""
     return redact_text((lines_of(output) or [""])[-1])[:LAST_LINE]
 
 
@@ -338,6 +338,6 @@ _ERROR = re.compile(r"\b(?:[\w.]*(?:Error|Exception)): \S")
 
 
 def last_error(output: bytes) -> str:
-    """The last line that names an error, but for those that point to another."""
+    """Return the last line that names an error, except those that refer to another."""
     lines = [line for line in lines_of(output) if _ERROR.search(line) and "root cause" not in line]
     return last_line("\n".join(lines).encode())

@@ -1,4 +1,4 @@
-"""What an attempt may ask of the worker: the child's side of executors/port.py's Context."""
+"""Worker services for an attempt: the child's side of executors/port.py's Context."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Requests:
         self._open: dict[int, asyncio.Future[Any]] = {}
 
     async def ask(self, op: str, **arguments: Any) -> Any:
-        """AttemptError with the daemon's reason."""
+        """Ask the daemon. Raises AttemptError with the daemon's reason."""
         self._next += 1
         number = self._next
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -59,7 +59,7 @@ class Requests:
 
 
 class AttemptContext:
-    """`attempt` is None for an executor's start."""
+    """Context of an attempt; `attempt` is None during an executor's start."""
 
     def __init__(
         self, requests: Requests, scratch: Path, attempt: Attempt | None, waits: Callable[[int], None]
@@ -83,7 +83,7 @@ class AttemptContext:
 
     @property
     def number(self) -> int:
-        """Of the attempt; 0: of a start."""
+        """Number of the attempt, 0 during a start."""
         return self._attempt.attempt if self._attempt is not None else 0
 
     @property
@@ -94,7 +94,7 @@ class AttemptContext:
         return self._scratch
 
     async def close(self) -> None:
-        """OSError: something is left of its scratch."""
+        """Remove the scratch directory. Raises OSError if something remains."""
         self.hindered("")
         if self._telling is not None:
             self._telling.cancel()
@@ -113,7 +113,7 @@ class AttemptContext:
             self._telling = asyncio.get_running_loop().call_later(wait, self._tell)
 
     def _tell(self) -> None:
-        """The last of what was said since it was told before."""
+        """Send the last progress since the previous call."""
         self._telling = None
         message, attempt = self._said, self._attempt
         if message is None or attempt is None:
@@ -230,7 +230,7 @@ class AttemptContext:
             self._resumed.set()
 
     async def take_children(self, message: work_pb2.ChildResults) -> None:
-        """Results of children, as they come from the coordinator; large ones are read first."""
+        """Take results of children as they come from the coordinator; large ones are read first."""
         blobs = unpack_blobs(message.length, message.data, message.refs)
         failures = failures_from_wire(message.errors)
         for i, (outcome, blob) in enumerate(zip(message.outcome, blobs, strict=True)):
@@ -253,7 +253,7 @@ class AttemptContext:
         self._replica = None
 
     def relayed(self, frame: work_pb2.WorkDown) -> None:
-        """What a gateway says to the replica."""
+        """Pass a gateway's frame to the replica."""
         if self._replica is not None:
             self._replica.relayed(frame)
 

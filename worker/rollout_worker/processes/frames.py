@@ -1,7 +1,8 @@
-"""What a child process says, read and checked: user code may have written to its socket. Pure.
+"""Messages of a child process, parsed and checked, because user code may have written to its socket. Pure.
 
-Whatever the bytes, the session gets an event whose columns agree and that it may pass on to the coordinator, or the
-caller gets ProtocolError and ends that child. No child can make its worker break the protocol with the coordinator.
+Whatever the bytes, either the session gets an event whose columns agree and that it may pass on to the coordinator, or
+the caller gets ProtocolError and ends that child. No child can make its worker violate the protocol with the
+coordinator.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from rollout_worker.attempts import FRAME_BYTES, AttemptKey, replica_key
 from rollout_worker.processes.kinds import Kind
 
 WIDTH_MAX = 65_536
-"""Attempts of one process at once: the largest `[backend] max_num_seqs`."""
+"""Maximum concurrent attempts of one process: the largest `[backend] max_num_seqs`."""
 NOTE_MAX = 1000  # characters
 FIGURES_MAX = 4096  # bytes
 _RELAYED = frozenset({"announce", "withdraw", "said"})
@@ -38,7 +39,7 @@ _OUTCOMES = frozenset(int(o) for o in Outcome)
 
 
 def read_frame(child: int, kind: int, body: bytes) -> ev.Event:
-    """The event of any frame but a question. ProtocolError."""
+    """Return the event of any frame but a question. Raises ProtocolError."""
     reader = _READERS.get(kind)
     if reader is None:
         raise ProtocolError(f"unknown frame kind {kind}")
@@ -49,7 +50,7 @@ def read_frame(child: int, kind: int, body: bytes) -> ev.Event:
 
 
 def read_question(body: bytes) -> dict[str, Any]:
-    """A question with its `id`. ProtocolError."""
+    """Return a question with its `id`. Raises ProtocolError."""
     question = _object(body)
     if "id" not in question:
         raise ProtocolError("a question without an id")

@@ -1,14 +1,14 @@
-"""Ends what a killed daemon leaves behind. A process of its own, standard library only: `guard.py SCRATCH_DIR`.
+"""Ends what a killed daemon leaves behind. Its own process, standard library only: `guard.py SCRATCH_DIR`.
 
 It reads "+PGID" and "-PGID" lines from its stdin, a pipe whose other end only the daemon holds. However the daemon
-ends, also by SIGKILL, the pipe closes: then every group still listed is killed, grandchildren included, also those
+ends, even by SIGKILL, the pipe closes. Every group still listed is then killed, including grandchildren and processes
 whose interpreter is stuck, and the daemon's scratch directory is removed.
 
 "/PATH" names a directory of control groups, which is removed at the end too.
 
-"=PGID SECONDS" kills a listed group at that time of `clock`, "=PGID 0" takes that back. Groups with exclusive attempts
-have such a time, and the daemon moves it on while the coordinator answers: they end also when the daemon is stopped,
-or hangs, and cannot fence itself.
+"=PGID SECONDS" kills a listed group at that time of `clock`; "=PGID 0" cancels that. Groups with exclusive attempts
+have such a time, which the daemon postpones while the coordinator answers. They therefore end even if the daemon is
+stopped or hangs and cannot fence itself.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LOOK_S = 0.25  # at the clock, at most: a wait does not end earlier because the 
 
 
 def clock() -> float:
-    """Seconds that go on while the machine sleeps, where the system has such a clock."""
+    """Return seconds of a clock that includes the machine's sleep, if the system has one."""
     boottime = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if boottime is None else time.clock_gettime(boottime)
 

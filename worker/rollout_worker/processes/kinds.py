@@ -1,4 +1,4 @@
-"""The kinds of frames between the daemon and its child processes, and what their bodies are (protobuf or JSON)."""
+"""Kinds of frames between the daemon and its child processes, and their bodies (protobuf or JSON)."""
 
 from __future__ import annotations
 

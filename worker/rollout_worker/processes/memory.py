@@ -1,11 +1,12 @@
-"""The memory that a child process may use: a control group where this daemon may make one, else a resource limit.
+"""Memory limit of a child process: a control group if this daemon may make one, else a resource limit.
 
-A control group counts what the process and all it starts have really touched, files in memory included; over the limit
-the kernel ends the largest of them, so that an executor with a process for the user's code can say which item it was.
+A control group counts the memory that the process and all it starts have touched, including files in memory. Above the
+limit the kernel kills the largest of them, so an executor with a separate process for the user's code can name the
+item.
 
-RLIMIT_DATA is of each process by itself and counts what it has asked for, on the heap and in private mappings, touched
-or not; an allocation beyond it fails, which Python shows as MemoryError. Not RLIMIT_AS: it counts address space, of
-which CUDA and other allocators reserve far more than they use.
+RLIMIT_DATA applies to each process by itself and counts what it has requested on the heap and in private mappings,
+touched or not. An allocation beyond it fails, which Python reports as MemoryError. RLIMIT_AS is not used: it counts
+address space, of which CUDA and other allocators reserve far more than they use.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _SIGNS = re.compile(rb"MemoryError|bad_alloc|[Cc]annot allocate memory|[Oo]ut of
 
 
 def ran_out(last_words: bytes) -> bool:
-    """Whether a process that a resource limit held down died of that, by what it printed last."""
+    """Return whether a process died of its resource limit, by its last output."""
     return _SIGNS.search(last_words) is not None
 
 
@@ -33,7 +34,7 @@ class MemoryGroups:
     """Control groups for the children of one daemon, below `name`; versions 1 and 2 of the memory controller."""
 
     def __init__(self, name: str, made: Callable[[Path], None] = lambda _: None, root: Path = Path("/")) -> None:
-        """`made` is told of their directory, once there is one, so that somebody removes it at the end."""
+        """Call `made` with the directory once it exists, so that somebody removes it at the end."""
         self._name = name
         self._made = made
         self._root = root
@@ -43,7 +44,7 @@ class MemoryGroups:
 
     @property
     def base(self) -> Path | None:
-        """The directory they are in, made when first asked for; None where that is not allowed."""
+        """Directory of the groups, created at first use; None if that is not permitted."""
         if not self._looked:
             self._looked = True
             self._base = self._make_base()
@@ -70,7 +71,7 @@ class MemoryGroups:
         return None
 
     def make(self, child: int, limit_bytes: int) -> MemoryGroup | None:
-        """One for a child, with that limit on memory and no swap beyond it; None where it cannot be had."""
+        """Return a group for a child with that memory limit and no swap beyond it, or None if that is impossible."""
         if self.base is None:
             return None
         name, place = f"child-{child}", cgroups.Place({"memory": self.base}, self._unified)
@@ -86,22 +87,25 @@ class MemoryGroup:
         self.path = path
 
     def add(self, pid: int) -> None:
-        """Before it has started anything. ProcessLookupError when it is gone."""
+        """Add a process before it has started anything. Raises ProcessLookupError if it has ended."""
         (self.path / "cgroup.procs").write_text(str(pid))
 
     def killed(self) -> bool:
-        """Whether the kernel ended a process of it for want of memory."""
+        """Return whether the kernel killed one of its processes for lack of memory."""
         return cgroups.memory_kills(cgroups.memory_events([self.path])) > 0
 
     def remove(self) -> None:
-        """Once nothing runs in it; what is left, the guard removes at the end."""
+        """Remove the group once nothing runs in it; the guard removes what is left at the end."""
         with contextlib.suppress(OSError):
             self.path.rmdir()
 
 
 def _candidates(root: Path) -> Iterator[tuple[Path, bool]]:
-    """This process's own group, where version 1 lets one be made below it, and what version 2 allows: below a group
-    that has no process itself, such as the one above a systemd service's DelegateSubgroup."""
+    """Yield the directories where groups may be made.
+
+    Version 1 may permit one below this process's own group. Version 2 permits one below a group without processes, such
+    as the one above a systemd service's DelegateSubgroup.
+    """
     mount = root / "sys/fs/cgroup"
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""What a child process prints, as lines of the daemon's log: as much as a log can take, and a count of the rest."""
+"""Output of a child process as lines of the daemon's log: as much as a log can take, and a count of the rest."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from rollout_worker.bounded_lines import BoundedLines
 BYTES_A_SECOND = 64 << 10
 LINES_A_SECOND = 200
 BURST_S = 5.0
-"""A traceback, or what a library says while it loads."""
+"""Seconds' worth of lines at once: a traceback, or what a library prints while it loads."""
 _NAME = re.compile(rb"([0-9]{1,18})\.([0-9]{1,18})\.([0-9]{1,9})")
 _LEVELS = frozenset({"debug", "info", "warning", "error", "critical"})
 _LOGGERS_OWN = frozenset({"self", "method_name", "event", "timestamp", "child", "pid", "exc_info", "stack_info"})
 
 Emit = Callable[[str, str, dict[str, Any]], None]
-"""(level, event, fields)"""
+"""Function called with (level, event, fields)."""
 Printed = Callable[[str, str, AttemptKey | None], None]
-"""(stream, line, the attempt that printed it, where it is known)"""
+"""Function called with (stream, line, the attempt that printed it, if known)."""
 Missing = Callable[[int, int, int], None]
-"""(log of the items that printed it, 0: not known; lines, bytes)"""
+"""Function called with (log of the items that printed it or 0, lines, bytes)."""
 
 
 class Shipper(Protocol):
-    """Takes what was printed to the run that it belongs to."""
+    """Sends output to the run that it belongs to."""
 
     def add(self, run_id: str, executor: str, stream: str, text: str, key: AttemptKey | None) -> None: ...
     def left_out(self, run_id: str, executor: str, lines: int, size: int) -> None: ...

@@ -1,4 +1,4 @@
-"""Where attempts execute: a plan for each (run, executor), and for what an item asks of a process of its own. Pure."""
+"""Where attempts execute: a plan for each (run, executor), and for what an item asks of its own process. Pure."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from rollout_worker.executors.port import Executor, Run
 
 
 class Plans:
-    """Of the runs that this worker was told of; `plan_run` raises AttemptError where one cannot execute here.
+    """Plans of the runs that this worker knows; `plan_run` raises AttemptError if one cannot execute here.
 
-    `lease_devices`: whether this worker knows its accelerators; else no process is given any, and sees what there is.
+    `lease_devices` says whether this worker knows its accelerators; otherwise no process is given any, and it sees all.
     """
 
     def __init__(self, plan_run: Callable[[Run], Plan], *, lease_devices: bool) -> None:
@@ -31,7 +31,7 @@ class Plans:
         self._plans: dict[str, dict[tuple[str, Limits], Plan]] = {}  # by run
 
     def of(self, context: work_pb2.RunContext, spec: ItemSpec) -> Plan:
-        """ProtocolError where a run is new and `context` does not say what it is."""
+        """Return the plan. Raises ProtocolError if a run is new and `context` does not describe it."""
         run = self._run(context)
         plans = self._plans.setdefault(context.run_id, {})
         key = (spec.executor, limits(spec))
@@ -79,7 +79,7 @@ class Plans:
         self._plans.pop(run_id, None)
 
     def forget_unused(self, used: Set[str]) -> list[str]:
-        """All but those, which it returns: of a run that goes on, the configuration comes again with a new stream."""
+        """Forget, and return, all but `used`; a new stream sends the configuration of a continuing run again."""
         unused = [run_id for run_id in self._runs if run_id not in used]
         for run_id in unused:
             self.forget(run_id)
@@ -87,7 +87,7 @@ class Plans:
 
 
 class Limits(NamedTuple):
-    """What an item asks of the process that runs it."""
+    """Limits that an item asks for its process."""
 
     devices: int = 0
     memory_mib: int = 0
@@ -102,8 +102,8 @@ def limits(spec: ItemSpec) -> Limits:
 
 
 def with_limits(plan: Plan, asked: Limits) -> Plan:
-    """An item has a slot's process to itself, so that gets what the item asks for; many share an engine, which has
-    what its executor says."""
+    """Return the plan with an item's limits for a slot, which it has to itself; a shared engine has its executor's
+    limits."""
     if plan.kind != "slot":
         return plan
     key = f"{plan.key} gpus={asked.devices} memory_mib={asked.memory_mib}"
@@ -111,7 +111,7 @@ def with_limits(plan: Plan, asked: Limits) -> Plan:
 
 
 def planner(executors: Mapping[str, type[Executor]]) -> Callable[[Run], Plan]:
-    """The plan of a run for `run.executor`, by what these executors say of themselves."""
+    """Return a function from a run to its plan for `run.executor`, as these executors declare."""
 
     def plan(run: Run) -> Plan:
         executor = executors.get(hosted(run.executor))
@@ -144,7 +144,7 @@ def planner(executors: Mapping[str, type[Executor]]) -> Callable[[Run], Plan]:
 
 
 def _refused(run: Run, executor: str, error: AttemptError) -> Plan:
-    """Neither the run's configuration nor this worker's executors change while they live: final at once."""
+    """Return a plan that fails at once: neither the run's configuration nor this worker's executors will change."""
     here = Run(run.run_id, run.workload, {}, run.name, executor)
     failure = Failure(error.error_code, error.message, retryable=False)
     return Plan(here, "slot", json.dumps(["refused", run.run_id, here.executor]), refusal=failure)

@@ -13,7 +13,7 @@ from rollout_worker.processes.kinds import Kind
 
 
 class RelayedReplica:
-    """`send` writes a frame on the pipe to the daemon; `ended` hears that this is a replica no more."""
+    """Replica over the pipe to the daemon. `send` writes a frame; `ended` is called when it is no longer a replica."""
 
     def __init__(self, send: Callable[[int, bytes], None], attempt: Attempt, ended: Callable[[], None]) -> None:
         self._send = send
@@ -52,7 +52,7 @@ class RelayedReplica:
             self._say(work_pb2.WorkUp(withdraw=work_pb2.Withdraw(replica=self._key, draining=True)))
 
     def relayed(self, frame: work_pb2.WorkDown) -> None:
-        """Of the daemon."""
+        """Take a frame of the daemon."""
         if frame.WhichOneof("body") == "heard":
             heard = frame.heard
             self._channels.add(heard.channel)

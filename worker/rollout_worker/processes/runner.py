@@ -1,9 +1,9 @@
-"""A child process of the worker: one executor, its attempts, and a socket to the daemon.
+"""Child process of the worker: one executor, its attempts, and a socket to the daemon.
 
-`runner.py FD PARENT_PID [BYTES]`; BYTES: what it may allocate, where no control group sees to that.
+`runner.py FD PARENT_PID [BYTES]`; BYTES is its memory limit if no control group enforces one.
 
-The daemon keeps the link to the coordinator, so whatever user code does here (hold the interpreter, leak, crash) costs
-this process and its attempts, never the worker.
+The daemon keeps the connection to the coordinator. Whatever user code does here (block the interpreter, leak, crash)
+costs this process and its attempts, never the worker.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ log = structlog.get_logger()
 CANCELLED = Failure("cancelled", "cancelled", True)
 NOTHING = Done(b"")
 GATHER_S = 0.03
-"""A frame each for results of a millisecond would cost the worker as much as the work."""
+"""Seconds for which results are gathered: a frame for each result of a millisecond would cost as much as the work."""
 GROUP = "rollout.executors"
 
 
 def executor_class(name: str) -> type[Executor]:
-    """The executor registered under that name. AttemptError where none is installed."""
+    """Return the executor registered under that name. Raises AttemptError if none is installed."""
     found = entry_points(group=GROUP)
     if name not in found.names:
         known = ", ".join(sorted(found.names)) or "none"
@@ -166,7 +166,8 @@ class Runner:
             self._stop.set()
 
     def _in_order(self, work: Any) -> None:
-        """Results of children may have to be fetched; a Resume behind them waits for that."""
+        """Handle frames in order: results of children may have to be fetched, and a Resume after them waits for
+        that."""
         before = self._children_tail
 
         async def step() -> None:
@@ -234,7 +235,7 @@ class Runner:
         self._pump()
 
     def _fast(self, attempts: list[Attempt]) -> list[Attempt]:
-        """What the executor does synchronously, all at once; the rest is left."""
+        """Run what the executor does synchronously, all at once; return the rest."""
         assert self._run_many is not None
         rest: list[Attempt] = []
         ended = iter(self._run_many([a for a in attempts if _unread(a) is None]))
@@ -260,7 +261,7 @@ class Runner:
         self._take_turns()
 
     def _take_turns(self) -> None:
-        """What the executor takes ahead waits for those before it: that is no part of its own time."""
+        """Start attempts in turn: those that the executor takes ahead wait, which is not part of their own time."""
         while self._ahead_of_turn and len(self._began) - self._waiting < self._width:
             key = self._ahead_of_turn.popleft()
             if key in self._tasks and key not in self._began:
@@ -305,7 +306,7 @@ class Runner:
         self._pump()
 
     def _ended(self, attempt: Attempt, task: asyncio.Task[None]) -> None:
-        """A task that is cancelled before its first step runs none of its code."""
+        """Handle the end of a task; one that is cancelled before its first step runs none of its code."""
         if self._tasks.get(attempt.key) is not task:
             return
         del self._tasks[attempt.key]
@@ -329,7 +330,7 @@ class Runner:
                     break
 
     def _give_back(self, asked: common_pb2.AttemptKeys) -> None:
-        """Attempts that wait here behind others may run elsewhere; those whose turn it is stay."""
+        """Give back attempts that wait here behind others; those whose turn it is stay."""
         keys = set(zip(asked.seq, asked.attempt, strict=True))
         returned = common_pb2.AttemptKeys(log=asked.log)
         kept: deque[Attempt] = deque()
@@ -364,7 +365,7 @@ class Runner:
         self._pipe.send(Kind.RETURNED, returned.SerializeToString())
 
     def _report(self, attempt: Attempt, done: Done | Failure, duration_ms: int, left: Done = NOTHING) -> None:
-        """`left`: evidence of an attempt that failed."""
+        """Report a result or a failure; `left` is the evidence of a failed attempt."""
         log, seq = attempt.key
         if isinstance(done, Done):
             if done.seconds is not None:
@@ -399,13 +400,13 @@ class Runner:
 
 
 def _unread(attempt: Attempt) -> ObjectSlice | None:
-    """The input that was evicted from the cache before it was read; an executor gets bytes only."""
+    """Return the input if it was evicted from the cache before it was read; an executor gets bytes only."""
     payload = cast(Blob, attempt.payload)
     return payload if isinstance(payload, ObjectSlice) else None
 
 
 def failure_of(error: Exception) -> Failure:
-    """It travels to the ledger and to clients: no secret may be quoted in it."""
+    """Return the failure, which reaches the ledger and clients and therefore quotes no secret."""
     if isinstance(error, MemoryError):
         limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
         text = f"{limit >> 20} MiB, " if limit != resource.RLIM_INFINITY else ""
@@ -422,7 +423,7 @@ def failure_of(error: Exception) -> Failure:
 
 
 def evidence_of(error: AttemptError) -> Done:
-    """What stays with a failed attempt; `failure_of` says what is left out, since user code set it."""
+    """Return what stays with a failed attempt; `failure_of` reports what is left out, because user code set it."""
     if _malformed(error):
         return NOTHING
     return Done(error.data, error.units_in, error.units_out, Outcome.FAILED, error.keeps)
@@ -459,7 +460,7 @@ _LASTING = (
 
 
 def start_failure(error: Exception) -> Failure:
-    """Why an executor does not start. What no repetition can change is tried no second time."""
+    """Return why an executor does not start. What a retry cannot change is not retried."""
     failure = failure_of(error)
     if isinstance(error, AttemptError) or failure.code == OUT_OF_MEMORY:
         return failure

@@ -1,1 +1,1 @@
-"""Runs tests of users: processes that hold a warm test framework, and what becomes of a test that ends its process."""
+"""Runs users' tests: processes that hold a warm test framework, and what happens to a test that ends its process."""

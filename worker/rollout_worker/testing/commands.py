@@ -1,4 +1,4 @@
-"""Runs tests of frameworks that are a command for each batch (`Framework.command`), and reads what it came to."""
+"""Runs tests of frameworks that take a command per batch (`Framework.command`), and reads the outcome."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from rollout_worker.testing.host import Doing
 from rollout_worker.testing.place import Place, Stream, TestProcess
 
 GRACE_S = 10.0
-"""Frameworks that keep a limit themselves can say where a test hung: ours is later."""
+"""Seconds by which our limit is later than the framework's own, which can say where a test hung."""
 
 
 class CommandHost:
-    """One batch at a time, as a `Host` does it: a test that ends or hangs its command costs itself."""
+    """Runs one batch at a time like a `Host`: a test that ends or hangs its command costs only itself."""
 
     def __init__(self, place: Place, framework: Framework, group: str, config: GroupConfig) -> None:
         self._place = place
@@ -38,7 +38,7 @@ class CommandHost:
         *,
         last: bool = False,
     ) -> None:
-        """Add a try at each of the tests to `tries`. Cancelled, it ends its command. `last`: none stays."""
+        """Add a try for each test to `tries`. Cancellation ends the command. `last` says that no process stays."""
         async with self._turn:
             now = Doing(len(ids))
             parts = [list(ids)]
@@ -87,7 +87,7 @@ class CommandHost:
 
 
 async def _code(process: TestProcess, limit_s: float) -> int | None:
-    """Its exit code; None: it was ended at its time limit."""
+    """Return the exit code, or None if the process was ended at its time limit."""
     waiting = asyncio.create_task(process.wait())
     try:
         done, _ = await asyncio.wait([waiting], timeout=limit_s + GRACE_S if limit_s else None)

@@ -16,8 +16,10 @@ FILES_MAX = 1000
 
 
 async def gather(place: Place, globs: Sequence[str], put: Callable[[Path], Awaitable[bytes]]) -> bytes | None:
-    """The object, a tar, of the files that match, as `put` names it; None: there are none. At most FILES_MAX are
-    taken, in the order of their names. SandboxError, OSError."""
+    """Store the matching files as a tar through `put`, and return the object's id, or None if there are none.
+
+    At most FILES_MAX are taken, in order of their names. Raises SandboxError and OSError.
+    """
     spec = pathspec.GitIgnoreSpec.from_lines(["/" + one.removeprefix("./") for one in globs])
     names = sorted(name for name in await place.files() if spec.match_file(name))[:FILES_MAX]
     if not names:

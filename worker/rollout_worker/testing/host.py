@@ -1,4 +1,4 @@
-"""Keeps one test process and feeds it batches. A test that ends it costs itself: the rest goes on in a fresh one."""
+"""Feeds batches to one test process. A test that ends it costs only itself: the rest continues in a fresh one."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from rollout.workloads.test.frames import Kept, Splitter
 from rollout_worker.testing.place import Place, Stream, TestProcess
 
 COLLECT_LIMIT_S = 300.0
-"""A file may take as long to import, or longer where a test may."""
+"""Seconds for importing a file, or the time limit of a test if that is longer."""
 STACKS_WAIT_S = 1.0
 CLOSE_S = 30.0
-"""Fixtures of a session have so long for their end, or as long as a test where it is part of a batch."""
+"""Seconds for ending session fixtures, or the time limit of a test if that is part of a batch."""
 ENDING = "(fixtures of the session end)"
-"""In place of the test that runs."""
+"""Name in place of the running test."""
 LOST = 97
 CLOSED = "it closed file descriptors that it did not open, and with them those of pytest's process, which was ended"
 _STACKS = re.compile(r"^(Fatal Python error: |(Current t|T)hread 0x).*\n  File .*", re.DOTALL | re.MULTILINE)
 _OF_PYTEST = re.compile(r"(?<=\n)  File \"[^\"\n]*/(_pytest|pluggy)/(?!.*\n(Current t|T)hread 0x).*", re.DOTALL)
-"""What calls the test: from its first frame to the end."""
+"""Frames of what calls the test, from the first to the end."""
 
 
 @dataclass(slots=True)
 class Doing:
-    """What a batch is at: of `count` tests `done` are over, and `id` runs since `began` (monotonic)."""
+    """Progress of a batch: of `count` tests `done` have ended, and `id` has run since `began` (monotonic)."""
 
     count: int
     done: int = 0
@@ -43,7 +43,7 @@ class Doing:
 
 
 class Host:
-    """One batch at a time. `words`: what calls the interpreter; `arguments`: of pytest."""
+    """Runs one batch at a time. `words` is the command of the interpreter; `arguments` are pytest's."""
 
     def __init__(self, place: Place, words: Sequence[str], arguments: Sequence[str]) -> None:
         self._place = place
@@ -61,8 +61,10 @@ class Host:
         *,
         last: bool = False,
     ) -> None:
-        """Add a try at each of the tests to `tries`, as they end. Cancelled, it ends its process. `last`: the session
-        ends, and what fails in the end of its fixtures is an error of the last test."""
+        """Add a try for each test to `tries` as it ends. Cancellation ends the process.
+
+        `last` ends the session; a failure of its fixtures is then an error of the last test.
+        """
         async with self._turn:
             now = Doing(len(ids))
             idle = 0  # processes in a row that did nothing
@@ -117,13 +119,13 @@ class Host:
         return process
 
     async def close(self) -> str:
-        """What was wrong with fixtures of the session at their end; empty: nothing."""
+        """Close the process; return what failed in session fixtures, or an empty string."""
         process, self._process = self._process, None
         return await process.close() if process is not None else ""
 
 
 class Process:
-    """A test process and what it has said. `ended`: how; None: it goes on."""
+    """A test process and its messages. `ended` says how it ended, or None."""
 
     def __init__(self, token: str) -> None:
         self.name = token[:8]
@@ -175,7 +177,7 @@ class Process:
     async def batch(
         self, ids: Sequence[str], limit_s: float, tries: dict[str, Try], doing: Callable[[], None], now: Doing
     ) -> None:
-        """Until each of the tests has a try, or the process has ended."""
+        """Run until each test has a try, or the process has ended."""
         self._tries, self._limit_s, self._doing, self._now = tries, limit_s, doing, now
         if self._process is None or self.ended is not None:
             return
@@ -194,7 +196,7 @@ class Process:
             await self._waiting
 
     async def end_session(self, limit_s: float | None) -> str:
-        """Fixtures of the session end, and the process stays. What was wrong with them; empty: nothing."""
+        """End session fixtures and keep the process; return what failed, or an empty string."""
         if self._process is None or self._waiting is None:
             return ""
         self._closed.clear()
@@ -224,7 +226,7 @@ class Process:
     # ---- what it says
 
     def _mark(self, _: bytes) -> None:
-        """A test begins on stderr, or has ended there."""
+        """Handle the mark of a test's start or end on stderr."""
         self._marks += 1
         if self._marks % 2 == 0:
             self._stderr.append(self._said["stderr"].text())
@@ -299,7 +301,7 @@ class Process:
             self._killing = asyncio.create_task(self._end_hanging(self._process))
 
     async def _end_hanging(self, process: TestProcess) -> None:
-        """Asks where it is, then kills it."""
+        """Ask the process where it is, then kill it."""
         if self._pid:
             await process.show_stacks(self._pid)
             until = time.monotonic() + STACKS_WAIT_S
@@ -311,7 +313,7 @@ class Process:
     # ---- its end
 
     def blame(self, ids: Sequence[str], tries: dict[str, Try]) -> None:
-        """It has ended in the middle of a batch: whose doing that was gets a try that says so."""
+        """Add a try for the test that ended the process in the middle of a batch."""
         self._tries = tries
         if not self._ready:
             said = f"{self._said['stdout'].text()}\n{self._said['stderr'].text()}".strip()[-OUTPUT_MAX:]
@@ -359,6 +361,6 @@ class Process:
 
 
 def _stacks(stderr: str) -> str:
-    """What faulthandler printed of where the threads were."""
+    """Return the threads' stacks that faulthandler printed."""
     found = _STACKS.search(stderr)
     return found[0] if found is not None else ""

@@ -1,4 +1,4 @@
-"""Where test processes are started: on this host, in the directory of the project."""
+"""Place where test processes start: on this host, in the project's directory."""
 
 from __future__ import annotations
 
@@ -28,73 +28,73 @@ from rollout_worker.sandboxes.kernel import adopt_orphans
 Stream = Literal["stdout", "stderr"]
 OnOutput = Callable[[Stream, bytes], None]
 DRAIN_S = 0.3
-"""A process that a test left behind may hold the streams open for ever."""
+"""Seconds to read output after the end: a process that a test left behind may hold the streams open forever."""
 
 
 class TestProcess(ABC):
-    """A started process. All that it prints is told before `wait` returns."""
+    """A started process. All its output is passed on before `wait` returns."""
 
     __test__ = False
     code: int | None = None
-    """With which it ended; negative: by this signal. None: it runs, or nobody can say."""
+    """Exit code; negative for a signal; None while it runs, or if it is unknown."""
 
     @abstractmethod
     async def send(self, data: bytes) -> None:
-        """To its stdin; nothing happens where it has ended."""
+        """Write to its stdin; nothing happens if it has ended."""
 
     @abstractmethod
     def close_input(self) -> None: ...
 
     @abstractmethod
     async def wait(self) -> str:
-        """How it ended, in words."""
+        """Wait for its end; return how it ended, in words."""
 
     @abstractmethod
     async def show_stacks(self, pid: int) -> None:
-        """Ask it to print on stderr where it is; `pid`: as it knows itself."""
+        """Ask it to print its stacks on stderr; `pid` is its own view of its pid."""
 
     @abstractmethod
     async def kill(self) -> None:
-        """End it, and all that it has started."""
+        """Kill it and everything it started."""
 
 
 class Directory(ABC):
-    """An empty one, for files of a process. `name`: as processes there see it."""
+    """Empty directory for files of a process; `name` is its path there."""
 
     name: str
 
     @abstractmethod
     async def bring(self) -> Path:
-        """What is in it now, on this machine."""
+        """Return its present content on this machine."""
 
 
 class Place(ABC):
     runner: str
-    """Path of pytest_runner.py, as processes here see it."""
+    """Path of pytest_runner.py as processes there see it."""
 
     @abstractmethod
     async def start(self, words: Sequence[str], on_output: OnOutput) -> TestProcess:
-        """OSError: it cannot be started."""
+        """Start a process. Raises OSError."""
 
     @abstractmethod
     def directory(self) -> AbstractAsyncContextManager[Directory]:
-        """Gone at the end of the context, with its copy here."""
+        """Yield a directory that is removed at the end, with its copy here."""
 
     @abstractmethod
     async def files(self) -> list[str]:
-        """Of the directory that tests run in and below, relative to it. SandboxError, OSError."""
+        """Return the files at and below the tests' directory, relative to it. Raises SandboxError and OSError."""
 
     @abstractmethod
     async def fetch(self, name: str, target: Path) -> None:
-        """Copy one of `files` to `target`. SandboxError, OSError."""
+        """Copy one of `files` to `target`. Raises SandboxError and OSError."""
 
     async def close(self) -> None:
         return
 
 
 class LocalPlace(Place):
-    """`alone`: this process has no other children. Then what leaves its parent and its session ends with its test
-    process, too."""
+    """This host. `alone` says that this process has no other children; orphans of its test processes are then ended
+    too."""
 
     def __init__(self, runner: Path, directory: Path, env: Mapping[str, str], *, alone: bool = False) -> None:
         self.runner = str(runner)
@@ -144,7 +144,7 @@ class LocalDirectory(Directory):
 
 
 class LocalProcess(TestProcess):
-    """asyncio's own processes are waited for until nobody has their streams open any more."""
+    """Local test process; asyncio's own processes are waited for until nobody holds their streams open."""
 
     def __init__(self, process: Process, alone: bool) -> None:
         _alive.add(process.pid)
@@ -189,11 +189,11 @@ class LocalProcess(TestProcess):
 
 
 _alive: set[int] = set()
-"""Test processes of this process: its other children are orphans that tests left behind."""
+"""Test processes of this process; its other children are orphans that tests left behind."""
 
 
 def _end_left(session: int, alone: bool) -> None:
-    """What a test process that has ended left: of its session, or adopted by this process."""
+    """End what an ended test process left: members of its session, or processes that this one adopted."""
     left = [one for one in psutil.process_iter() if _session(one.pid) == session]
     for orphan in psutil.Process().children() if alone else ():
         if orphan.pid not in _alive:

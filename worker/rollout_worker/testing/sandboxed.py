@@ -37,7 +37,7 @@ from rollout_worker.sandboxes.providers import open_provider
 from rollout_worker.testing.place import Directory, OnOutput, Place, Stream, TestProcess
 
 PROVIDERS = {"default": "command"}
-"""Names of offload.toml that are called otherwise here."""
+"""Provider names of offload.toml that differ here."""
 COMMAND_KEYS = (
     "prepare_command", "create_command", "exec_command", "download_command", "destroy_command", "working_dir",
     "timeout_secs",
@@ -47,18 +47,21 @@ LOCK_FILES = (
     "requirements*.txt", "package.json", "package-lock.json", "yarn.lock", "pnpm-lock.yaml", "Cargo.toml",
     "Cargo.lock", "go.mod", "go.sum", "Dockerfile",
 )  # fmt: skip
-"""What an environment is made of; with the same ones it is used again."""
+"""Files that define an environment; it is reused while they are unchanged."""
 BUILD_S = 3600.0
 SHOW_S = 5.0
 LISTED_MAX = 8 << 20
-"""Bytes of the names of files."""
+"""Maximum bytes of file names."""
 FILE_MAX = 256 << 20
 _NETWORKS: tuple[NetworkMode, ...] = ("public", "host", "none")
 
 
 class Sandboxes:
-    """Of one run on this worker. `tree`: the project's files; `state`: where sandboxes of this host are claimed;
-    `copies`: further directories, and where they are in a sandbox."""
+    """Sandboxes of one run on this worker.
+
+    `tree` has the project's files; `state` is where sandboxes of this host are claimed; `copies` are further
+    directories and their places in a sandbox.
+    """
 
     def __init__(
         self, config: RunConfig, tree: Path, state: Path, runner: Path, copies: Sequence[tuple[Path, str]] = ()
@@ -76,7 +79,7 @@ class Sandboxes:
         self._context: Path | None = None  # of the Dockerfile
 
     async def open(self) -> None:
-        """The provider, and what sandboxes begin with. ConfigError, SandboxError."""
+        """Open the provider and prepare what sandboxes begin with. Raises ConfigError and SandboxError."""
         kind = str(self._given["type"])
         settings: dict[str, Any] = {}
         if kind == "default":
@@ -107,7 +110,7 @@ class Sandboxes:
     async def _with_environment(
         self, provider: Provider, keeps: KeepsWritten, begin: Prepared, root: Host | RootFs
     ) -> Prepared:
-        """What the command of the project makes, once for each content of its lock files: sandboxes begin with it."""
+        """Run the project's command once per content of its lock files; sandboxes begin with the result."""
         if not await keeps.can_keep_written():
             return begin
 
@@ -156,7 +159,7 @@ class Sandboxes:
         )
 
     async def place(self) -> SandboxPlace:
-        """A new sandbox with the project in it. SandboxError."""
+        """Return a new sandbox with the project in it. Raises SandboxError."""
         provider, begin = self._provider, self._begin
         assert provider is not None and begin is not None
         sandbox = await provider.create(await self._spec(provider, begin))
@@ -176,7 +179,7 @@ class Sandboxes:
         return SandboxPlace(sandbox, runner, directory, self._config.env)
 
     def _trees(self, sandbox: Sandbox, root: str) -> list[tuple[Path, str]]:
-        """Directories and where they are in it: never directories of this host."""
+        """Return directories and their places in the sandbox, which are never directories of this host."""
         above = "" if _has_own_root(sandbox) else sandbox.home
         return [(self._tree, root), *((path, f"{above}{there}") for path, there in self._copies)]
 
@@ -185,7 +188,7 @@ class Sandboxes:
             await sandbox.upload(tree, there)
 
     async def _root(self, sandbox: Sandbox) -> str:
-        """Where the project is in it: never a directory of this host."""
+        """Return the project's directory in the sandbox, which is never a directory of this host."""
         return self._place_of_tree() if _has_own_root(sandbox) else f"{sandbox.home}/project"
 
     async def _prepare(self, sandbox: Sandbox, root: str) -> None:
@@ -207,7 +210,7 @@ def _has_own_root(sandbox: Sandbox) -> bool:
 
 
 def _context(tree: Path, dockerfile: str) -> Path:
-    """A directory with the project's files, and the Dockerfile under the name that builders look for."""
+    """Return a directory with the project's files, and the Dockerfile under its standard name."""
     source = tree / dockerfile
     if not source.is_file():
         raise ImageError(f"provider.dockerfile: {dockerfile} is not among the files of the project that travel")
@@ -283,7 +286,7 @@ class SandboxDirectory(Directory):
 
 
 class SandboxProcess(TestProcess):
-    """A command of the sandbox. Its end ends every process there, and so does it being killed."""
+    """A command of the sandbox. Its end, also by a kill, ends every process there."""
 
     def __init__(
         self, sandbox: Sandbox, words: Sequence[str], directory: str, env: Mapping[str, str], on_output: OnOutput

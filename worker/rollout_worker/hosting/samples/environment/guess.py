@@ -25,7 +25,7 @@ class Guess:
         return {"observation": {"say": hint}, "reward": 0.0, "done": self._left <= 0}
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing: there is nothing to release."""
 
 
 def create() -> Guess:

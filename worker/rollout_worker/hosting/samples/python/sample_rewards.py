@@ -7,11 +7,11 @@ from rollout.plugins import reward
 
 @reward
 def exact(completion: str, answer: str) -> float:
-    """1.0 if the completion is the answer, white space apart."""
+    """Return 1.0 if the completion is the answer, ignoring white space."""
     return float(completion.strip() == answer.strip())
 
 
 @reward
 async def brevity(completion: str, limit: int = 200) -> dict[str, float | int]:
-    """Falls from 1.0 to 0.0 over `limit` characters; says the length beside it."""
+    """Return a reward that falls from 1.0 to 0.0 over `limit` characters, and the length."""
     return {"reward": max(0.0, 1.0 - len(completion) / limit), "characters": len(completion)}

@@ -1,7 +1,7 @@
 """A sidecar in the standard library alone: any program that can bind a Unix socket will do.
 
-Frames are a big-endian u32 length and UTF-8 JSON: {"id", "method", "payload"} comes in, {"id", "payload"} or
-{"id", "error": {"code", "message"}} goes out. Methods that begin with "rollout." are the host's own.
+Frames are a big-endian u32 length and UTF-8 JSON. A request is {"id", "method", "payload"}; the reply is {"id",
+"payload"} or {"id", "error": {"code", "message"}}. Methods that begin with "rollout." are the host's own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def init(**_manifest: Any) -> dict[str, str]:
 
 
 def overlap(completion: str, answer: str) -> float:
-    """Shared words over all words (Jaccard)."""
+    """Return the shared words over all words (Jaccard)."""
     ours, theirs = set(completion.split()), set(answer.split())
     return len(ours & theirs) / len(ours | theirs) if ours | theirs else 1.0
 
