@@ -23,8 +23,7 @@ async def upload(
     place: Callable[[BinaryIO, int, int], Awaitable[None]],
     unpack: Callable[[BinaryIO], Awaitable[None]],
 ) -> Transfer:
-    """Upload a file or a tree. `place` writes a file of this size and mode, `unpack` a tree that `trees.pack` made.
-    Raises OSError."""
+    """Upload `source`. `place` writes a file of this size and mode, `unpack` a tree of `trees.pack`. Raises OSError."""
     if not await asyncio.to_thread(source.is_dir):
         with source.open("rb") as file:
             status = os.fstat(file.fileno())

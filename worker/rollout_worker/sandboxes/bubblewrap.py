@@ -218,8 +218,7 @@ class BubblewrapProvider(LocalProvider, KeepsWritten):
         return arguments
 
     def _host_root(self, root: Path, spec: Spec, features: Features, layered: Callable[[Path, str], str]) -> list[str]:
-        """Return arguments for an overlay over a skeleton with a copy of /etc, or for such a directory, with the host's
-        programs."""
+        """Lay out an overlay over a skeleton with a copy of /etc, or a directory like it, with the host's programs."""
         if self._skeleton is None:
             self._skeleton = make_skeleton(self.state / "cache")
         if features.overlay:
@@ -271,8 +270,7 @@ def lay_out_root(root: Path) -> None:
 
 
 def make_skeleton(cache: Path) -> Path:
-    """Make an empty system below `cache` with the world-readable part of /etc: root in a sandbox could read the rest
-    too.
+    """Make an empty system below `cache` with the world-readable part of /etc: a sandbox's root could read all.
 
     It is named after its content, made again when that has changed, and shared by sandboxes, which do not write to it.
     """

@@ -32,8 +32,7 @@ class Place:
 
 
 def find(root: Path = Path("/")) -> Place:
-    """Return where this process may make groups and set limits, found by making one; `directories` is empty if
-    nowhere."""
+    """Find where this process may make groups and set limits, by making one; `directories` is empty if nowhere."""
     best = Place({}, False)
     for place in _candidates(root):
         works = {c: p for c, p in place.directories.items() if _works(c, p, place.unified)}
@@ -149,10 +148,7 @@ def kill(groups: list[Path], wait_s: float = REMOVE_S) -> None:
     try:
         until = time.monotonic() + wait_s
         while left := processes(groups):
-            for number in (
-                signal.SIGSTOP,
-                signal.SIGKILL,
-            ):  # stopped first, so that no shell reports its killed children
+            for number in (signal.SIGSTOP, signal.SIGKILL):  # stopped first: no shell reports its killed children
                 for pid in left:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, number)

@@ -74,8 +74,7 @@ class Journal:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def hold_owner(self, owner: str) -> int:
-        """Take an owner's lock and return its descriptor. The lock ends when that is closed, however this process
-        ends."""
+        """Take an owner's lock and return its descriptor; the lock lasts until that is closed, even by a crash."""
         path = self._owners / f"{owner}.lock"
         with self._locked():  # a reaper between opening and locking would take it for dead
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -97,8 +96,7 @@ class Journal:
         return True
 
     def write(self, claim: Claim, *, durable: bool = True) -> None:
-        """Write a claim, then make the sandbox's directory. With `durable` the claim and its name are on disk
-        before."""
+        """Write a claim, then make the sandbox's directory; `durable` puts claim and name on disk before that."""
         temporary = self._claims / f".{claim.name}"
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
@@ -160,7 +158,7 @@ class Journal:
         return self._owners / f"{owner}.lock"
 
     def clear(self, claim: Claim) -> None:
-        """End and remove all that is left of a sandbox, then its claim. On OSError or TimeoutError the claim stays."""
+        """End and remove what is left of a sandbox, then its claim; this stays if OSError or TimeoutError is raised."""
         self.end_processes(claim)
         until = time.monotonic() + _REMOVE_S
         while True:
@@ -176,8 +174,7 @@ class Journal:
         (self._claims / claim.name).unlink(missing_ok=True)
 
     def end_processes(self, claim: Claim) -> None:
-        """Kill a sandbox's processes; those in a namespace ended with its sandbox_init. Raises TimeoutError (an
-        OSError) if some do not end."""
+        """Kill processes that did not end with the sandbox_init. Raises TimeoutError (an OSError) if some stay."""
         cgroups.kill(claim.groups)
         if claim.marked:
             _kill_marked(claim.name)

@@ -45,8 +45,7 @@ class EngineUnreachableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PathStatus:
-    """Status of a path in a container. `kind` is file, directory, link or other, `link` the absolute target of a
-    link."""
+    """A path in a container. `kind` is file, directory, link or other, `link` the absolute target of a link."""
 
     kind: str
     size: int
@@ -174,8 +173,7 @@ class Engine:
             return [(str(c["Names"][0]).lstrip("/"), dict(c["Labels"] or {})) for c in found]
 
     async def is_full(self, container: str, most: int) -> bool:
-        """Return whether so many processes run, of at most `most`, that the engine may be unable to start another
-        one."""
+        """Return whether so many of `most` processes run that the engine may be unable to start another one."""
         async with self.asking() as docker:
             found: list[dict[str, Any]] = await _container(docker, container).stats(stream=False)
         pids: dict[str, Any] = (found[0] if found else {}).get("pids_stats") or {}

@@ -19,8 +19,7 @@ MARK = b"+\n"
 
 
 class Attached:
-    """An attached command; `await attached.finish()` runs it. `begun` says whether it printed its mark, which is no
-    output.
+    """A command that `await attached.finish()` runs. `begun` says whether its mark, which is no output, was read.
 
     `said` is what the engine printed instead of a command that never began.
     """
@@ -45,8 +44,7 @@ class Attached:
         return self._mark.is_set()
 
     async def finish(self) -> int | None:
-        """Return the exit code once the command has ended and its output is read, or None if it is unknown. Raises
-        EngineError if it does not start."""
+        """Return the exit code once all output is read, or None if unknown. Raises EngineError if it does not start."""
         async with self._engine.attached(self._id) as stream:
             self._reading = asyncio.ensure_future(self._read(stream))
             tasks: set[asyncio.Task[None]] = {self._reading}
