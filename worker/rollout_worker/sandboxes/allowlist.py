@@ -13,10 +13,10 @@ _LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)")
 
 
 class Allowlist:
-    """Names (`pypi.org`), names below one (`*.pypi.org`, not `pypi.org`), addresses and CIDR blocks.
+    """Host names (`pypi.org`), names below one (`*.pypi.org`, without `pypi.org`), addresses and CIDR blocks.
 
-    A name says nothing about the addresses it resolves to: those that are private, link-local (which is where clouds
-    give out credentials), this host's own or no host's at all must be listed as addresses.
+    A listed name does not allow every address it resolves to: addresses that are private, link-local (where clouds
+    serve credentials), this host's own or no host's at all must be listed themselves.
     """
 
     def __init__(self, hosts: Iterable[str]) -> None:
@@ -33,7 +33,7 @@ class Allowlist:
 
     @staticmethod
     def faults(hosts: Iterable[str]) -> list[str]:
-        """A sentence for each entry that is none of the above."""
+        """Return a sentence for each entry of any other form."""
         return [
             f"{host!r} is neither a host name, *.name, an address nor a CIDR block"
             for host in hosts
@@ -49,20 +49,20 @@ class Allowlist:
         return any(address in block for block in self._blocks)
 
     def may_connect(self, host: str, address: Address) -> bool:
-        """To `address`, which `host` (a name or an address) resolved to."""
+        """Return whether `address`, which `host` (a name or an address) resolved to, may be connected to."""
         if self.allows_address(address):
             return True
         return as_address(host) is None and self.allows_name(host) and is_public(address)
 
 
 def is_public(address: Address) -> bool:
-    """Whether a host of the internet has it, and not this one."""
+    """Return whether the address is that of an internet host other than this one."""
     address = _embedded(address)
     return address.is_global and not address.is_multicast and not is_own(address)
 
 
 def is_own(address: Address) -> bool:
-    """Whether this host has the address: the kernel then takes it as the source too. Nothing is sent."""
+    """Return whether this host has the address: the kernel then uses it as the source too. Nothing is sent."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -73,7 +73,7 @@ def is_own(address: Address) -> bool:
 
 
 def names_among(hosts: Iterable[str]) -> list[str]:
-    """Those that are neither addresses nor blocks."""
+    """Return the hosts that are neither addresses nor CIDR blocks."""
     return [host for host in hosts if _block(host) is None]
 
 
@@ -88,7 +88,7 @@ _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 
 def _embedded(address: Address) -> Address:
-    """The IPv4 address that an IPv6 address leads to: mapped, 6to4 (RFC 3056) or NAT64 (RFC 6052)."""
+    """Return the IPv4 address that an IPv6 address contains: mapped, 6to4 (RFC 3056) or NAT64 (RFC 6052)."""
     address = _unmapped(address)
     if isinstance(address, ipaddress.IPv6Address):
         if address in _NAT64:
@@ -98,7 +98,7 @@ def _embedded(address: Address) -> Address:
 
 
 def _unmapped(address: Address) -> Address:
-    """::ffff:10.0.0.1 is 10.0.0.1."""
+    """Return an IPv4-mapped address as IPv4: ::ffff:10.0.0.1 is 10.0.0.1."""
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return mapped or address
 

@@ -1,4 +1,4 @@
-"""Trees as whole archives, on their way in temporary files: where nothing of ours packs or unpacks at the other end."""
+"""Transfer of trees as whole archives in temporary files, where none of our programs runs at the other end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def upload(
     place: Callable[[BinaryIO, int, int], Awaitable[None]],
     unpack: Callable[[BinaryIO], Awaitable[None]],
 ) -> Transfer:
-    """`place`: puts a file there, of this size and mode. `unpack`: a tree, as `trees.pack` makes it. OSError."""
+    """Upload `source`. `place` writes a file of this size and mode, `unpack` a tree of `trees.pack`. Raises OSError."""
     if not await asyncio.to_thread(source.is_dir):
         with source.open("rb") as file:
             status = os.fstat(file.fileno())
@@ -47,10 +47,10 @@ def unpack(
     chooser: trees.Chooser | None = None,
     left: trees.Moved | None = None,
 ) -> Transfer:
-    """Make what an archive of any tar holds at `target`, hard links as the files that they are. Blocks.
+    """Unpack an archive of any tar program at `target`, hard links as copies of their files. Blocks.
 
-    `name_of`: the name in the tree of a member. `left`: what was left out before, and is by the chooser.
-    TarError, TooLargeError.
+    `name_of` returns a member's name in the tree. `left` has what was left out before; the chooser adds to it. Raises
+    TarError or TooLargeError.
     """
     left = left or trees.Moved()
     with tempfile.TemporaryFile() as file:
@@ -78,7 +78,7 @@ def unpack(
 
 
 def _linked(tar: tarfile.TarFile, member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """The file that a hard link leads to."""
+    """Return the file that a hard link refers to."""
     try:
         return tar.getmember(member.linkname)
     except KeyError as error:

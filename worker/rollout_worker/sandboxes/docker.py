@@ -20,7 +20,7 @@ class DockerProvider(EngineProvider):
 def open_docker(
     state: Path, config: Mapping[str, Any] = MappingProxyType({}), *, price: Price | None = None
 ) -> DockerProvider:
-    """The provider `docker`; use it with `async with`. ConfigError: of `config`."""
+    """Return the provider `docker`; use it with `async with`. Raises ConfigError if `config` is wrong."""
     settings = settings_of(EngineSettings, config, DockerProvider.name)
     urls = [os.environ["DOCKER_HOST"]] if os.environ.get("DOCKER_HOST") else []
     sockets = [Path("/var/run/docker.sock"), Path.home() / ".docker/run/docker.sock"]

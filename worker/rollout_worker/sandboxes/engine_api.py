@@ -1,4 +1,4 @@
-"""The API of container engines: Docker's, which podman has too. https://docs.docker.com/reference/api/engine/."""
+"""The API of container engines: Docker's, which podman serves too. https://docs.docker.com/reference/api/engine/."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 _CHUNK = 1 << 18
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.02, 1.0
-_RUNTIME_PIDS = 12  # threads of what starts a command, before it is that
+_RUNTIME_PIDS = 12  # threads of the runtime that starts a command
 _ANSWER_S = 120.0
-"""For an answer to anything but builds, pulls, and commands."""
+"""Timeout of everything but builds, pulls, and commands."""
 
 
 class EngineError(Exception):
-    """The engine refused. `status`: of HTTP."""
+    """The engine refused a request. `status` is the HTTP status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -40,12 +40,12 @@ class EngineError(Exception):
 
 
 class EngineUnreachableError(Exception):
-    """There is no engine, or it went away."""
+    """There is no engine, or the connection to it was lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class PathStatus:
-    """Of a path in a container. `kind`: file, directory, link, other. `link`: where it leads, absolute."""
+    """A path in a container. `kind` is file, directory, link or other, `link` the absolute target of a link."""
 
     kind: str
     size: int
@@ -57,13 +57,13 @@ class Engine:
     """A connection to an engine, once it is open."""
 
     def __init__(self, url: str, *, globs: bool = False) -> None:
-        """`globs`: it takes paths of archives for patterns, and finds none that has something of one."""
+        """With `globs` the engine takes paths of archives for patterns and finds none with pattern characters."""
         self.url = url
         self.globs = globs
         self._docker: aiodocker.Docker | None = None
 
     async def open(self) -> None:
-        """SandboxRefusedError: aiodocker is missing; SandboxCreateError: nobody answers there."""
+        """Connect. Raises SandboxRefusedError if aiodocker is missing, SandboxCreateError if no engine answers."""
         try:
             import aiodocker
             import aiohttp
@@ -91,7 +91,7 @@ class Engine:
 
     @contextlib.asynccontextmanager
     async def asking(self, patience_s: float | None = _ANSWER_S) -> AsyncGenerator[aiodocker.Docker]:
-        """EngineError, EngineUnreachableError."""
+        """Yield the client for one request. Raises EngineError or EngineUnreachableError."""
         import aiodocker
         import aiohttp
 
@@ -113,7 +113,7 @@ class Engine:
     # Containers
 
     async def create(self, name: str, config: Mapping[str, Any]) -> str:
-        """Its id."""
+        """Create a container and return its id."""
         async with self.asking() as docker:
             return (await docker.containers.create(dict(config), name=name)).id
 
@@ -122,7 +122,7 @@ class Engine:
             await _container(docker, container).start()
 
     async def kill(self, container: str) -> None:
-        """End its processes; none running is well too."""
+        """End the container's processes; it is no error if none run."""
         try:
             async with self.asking() as docker:
                 await _container(docker, container).kill()
@@ -137,13 +137,13 @@ class Engine:
             return await _container(docker, container).show()
 
     async def size(self, container: str) -> int:
-        """Bytes that were written in it."""
+        """Return the number of bytes written in the container."""
         async with self.asking() as docker:
             shown = await _container(docker, container).show(size=1)
             return int(shown.get("SizeRw") or 0)
 
     async def remove(self, container: str) -> None:
-        """With its volumes; one that is not there is well too."""
+        """Remove a container with its volumes; it is no error if it does not exist."""
         try:
             async with self.asking() as docker:
                 await _container(docker, container).delete(force=True, v=True)
@@ -165,7 +165,7 @@ class Engine:
         raise EngineError(409, f"{container} is being removed, but does not go")
 
     async def labelled(self, label: str) -> list[tuple[str, dict[str, str]]]:
-        """(name, labels) of all containers with this label, as `name=value`, whether they run or not."""
+        """Return (name, labels) of all containers, running or not, with this label, given as `name=value`."""
         async with self.asking() as docker:
             filters = json.dumps({"label": [label]})
             containers: Any = docker.containers
@@ -173,11 +173,11 @@ class Engine:
             return [(str(c["Names"][0]).lstrip("/"), dict(c["Labels"] or {})) for c in found]
 
     async def is_full(self, container: str, most: int) -> bool:
-        """Whether so many processes run in it, of `most`, that the engine may not be able to start one more."""
+        """Return whether so many of `most` processes run that the engine may be unable to start another one."""
         async with self.asking() as docker:
             found: list[dict[str, Any]] = await _container(docker, container).stats(stream=False)
         pids: dict[str, Any] = (found[0] if found else {}).get("pids_stats") or {}
-        return int(pids.get("current") or 0) + _RUNTIME_PIDS >= most  # podman does not tell the limit
+        return int(pids.get("current") or 0) + _RUNTIME_PIDS >= most  # podman does not report the limit
 
     async def has_network(self, name: str) -> bool:
         try:
@@ -200,14 +200,14 @@ class Engine:
         user: str,
         stdin: bool = False,
     ) -> str:
-        """Make a command ready; its id."""
+        """Prepare a command and return its id."""
         async with self.asking() as docker:
             made = await _container(docker, container).exec(argv, stdin=stdin, environment=env, user=user, workdir="/")
             return made.id
 
     @contextlib.asynccontextmanager
     async def attached(self, exec_id: str) -> AsyncGenerator[AttachedStream]:
-        """Start it. EngineError: it cannot be."""
+        """Start a prepared command and yield its stream. Raises EngineError if it cannot be started."""
         from aiodocker.execs import Exec
 
         async with self.asking() as docker:
@@ -220,7 +220,7 @@ class Engine:
                 await stream.close()
 
     async def exec_state(self, exec_id: str) -> tuple[bool, int | None]:
-        """(it runs, its exit code). An exec that the engine forgot has ended, nobody knows how."""
+        """Return (whether it runs, its exit code). An exec that the engine forgot has ended with an unknown code."""
         try:
             async with self.asking() as docker:
                 shown = await docker.containers.exec(exec_id).inspect()
@@ -231,7 +231,7 @@ class Engine:
         return bool(shown["Running"]), shown.get("ExitCode")
 
     async def exit_code(self, exec_id: str) -> int | None:
-        """Once it has ended: nobody tells of that, it has to be asked for."""
+        """Wait for a command's end and return its exit code; the engine does not report the end, so poll it."""
         wait = _FIRST_LOOK_S
         while True:
             runs, code = await self.exec_state(exec_id)
@@ -241,7 +241,7 @@ class Engine:
             wait = min(_LONGEST_LOOK_S, 1.5 * wait)
 
     async def run(self, container: str, script: str, *arguments: str, user: str = "0") -> tuple[int | None, bytes]:
-        """(exit code, what it printed) of a short script. EngineError."""
+        """Run a short script and return (exit code, output). Raises EngineError."""
         exec_id = await self.exec(container, ["/bin/sh", "-c", script, "sh", *arguments], env={}, user=user)
         printed = bytearray()
         async with asyncio.timeout(_ANSWER_S):
@@ -253,11 +253,11 @@ class Engine:
     # Files
 
     async def status(self, container: str, path: str) -> PathStatus:
-        """EngineError 404: there is nothing."""
+        """Return the status of a path. Raises EngineError 404 if there is nothing."""
         async with self._archive("HEAD", container, path) as answer:
             header = answer.headers["X-Docker-Container-Path-Stat"]
-            said = json.loads(base64.b64decode(header.replace("-", "+").replace("_", "/")))  # podman's is for URLs
-            mode = int(said["mode"])  # of Go's os.FileMode
+            said = json.loads(base64.b64decode(header.replace("-", "+").replace("_", "/")))  # podman's is URL-safe
+            mode = int(said["mode"])  # bits of Go's os.FileMode
             kind = "other"
             if mode & (1 << 31):
                 kind = "directory"
@@ -269,12 +269,12 @@ class Engine:
 
     @contextlib.asynccontextmanager
     async def get_archive(self, container: str, path: str) -> AsyncGenerator[AsyncIterator[bytes]]:
-        """The tar of a file or a directory, as it comes. Its first member has the name of what was asked for."""
+        """Yield the tar of a file or a directory as it arrives. Its first member has the name of the requested path."""
         async with self._archive("GET", container, path) as answer:
             yield _pieces(answer)
 
     async def put_archive(self, container: str, path: str, data: AsyncIterator[bytes] | bytes) -> None:
-        """Unpack a tar in a directory that is there; nothing is replaced by something of another kind."""
+        """Unpack a tar in an existing directory; nothing is replaced by something of another kind."""
         async with self._archive("PUT", container, path, data, noOverwriteDirNonDir="true"):
             pass
 
@@ -287,7 +287,7 @@ class Engine:
         data: AsyncIterator[bytes] | bytes | None = None,
         **parameters: str,
     ) -> AsyncGenerator[aiohttp.ClientResponse]:
-        # aiodocker reads archives into memory as a whole: large ones have to be passed on as they come.
+        # aiodocker reads whole archives into memory: large ones must be streamed.
         host = self.docker.docker_host.replace("tcp://", "http://")
         base = host if host.startswith("http") else "http://localhost"
         async with self.asking(None) as docker:
@@ -307,12 +307,12 @@ class Engine:
 
 
 def _container(docker: aiodocker.Docker, name: str) -> Any:
-    """aiodocker's types do not say what its methods return."""
+    """Return a container as Any, because aiodocker's types do not say what its methods return."""
     return docker.containers.container(name)  # pyright: ignore[reportUnknownMemberType]
 
 
 class AttachedStream:
-    """What a command prints, and its standard input."""
+    """The output of a command, and its standard input."""
 
     def __init__(self, stream: AiodockerStream) -> None:
         from aiohttp import ClientError
@@ -321,7 +321,7 @@ class AttachedStream:
         self._broken = ClientError
 
     async def read(self) -> tuple[int, bytes] | None:
-        """(1 for stdout or 2 for stderr, bytes); None at the end, which a broken connection is too."""
+        """Return (1 for stdout or 2 for stderr, bytes), or None at the end, also that of a broken connection."""
         try:
             message = await self._stream.read_out()
         except (OSError, self._broken):
@@ -329,7 +329,7 @@ class AttachedStream:
         return None if message is None else (message.stream, message.data)
 
     async def write(self, data: bytes) -> bool:
-        """Whether anybody takes it."""
+        """Write to standard input; return whether it is still open."""
         transport = self._transport()
         if transport is None or transport.is_closing():
             return False
@@ -345,7 +345,7 @@ class AttachedStream:
             transport.write_eof()
 
     def _transport(self) -> asyncio.Transport | None:
-        """aiodocker can only close both directions, and writes to what is closed."""
+        """Return the transport, because aiodocker can only close both directions and writes to closed streams."""
         answer = self._stream._resp  # pyright: ignore[reportPrivateUsage]
         return answer.connection.transport if answer is not None and answer.connection is not None else None
 
@@ -368,7 +368,7 @@ def _message(body: bytes) -> str:
 
 
 def as_sandbox_error(name: str, error: EngineError | EngineUnreachableError) -> SandboxError:
-    """Of a container that was there: it is gone, or the engine failed."""
+    """Convert an error about a container that existed: it is gone, or the engine failed."""
     if isinstance(error, EngineUnreachableError) or error.status == 404:
         return SandboxGoneError(f"{name} is gone: {error}")
     return SandboxProviderError(f"{name}: the engine answered {error.status}: {error.message}")
@@ -376,7 +376,7 @@ def as_sandbox_error(name: str, error: EngineError | EngineUnreachableError) -> 
 
 @contextlib.contextmanager
 def of_sandbox(name: str) -> Generator[None]:
-    """What the engine says, as an error of sandboxes."""
+    """Convert errors of the engine to errors of sandboxes."""
     try:
         yield
     except (EngineError, EngineUnreachableError) as error:

@@ -1,4 +1,4 @@
-"""One command in a container: its input, what it prints, and its end."""
+"""One command in a container: its input, its output, and its end."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _SAID_BYTES = 1 << 16
 
 
 MARK = b"+\n"
-"""What a command prints first, so that it is known to have begun: what an engine says then was said by itself."""
+"""First output of a command, which shows that it has begun; without it, the output is the engine's own message."""
 
 
 class Attached:
-    """Runs it: `await attached.finish()`. `begun`: it printed its mark, which is no output.
+    """A command that `await attached.finish()` runs. `begun` says whether its mark, which is no output, was read.
 
-    `said`: of a command that never began, what the engine printed instead.
+    `said` is what the engine printed instead of a command that never began.
     """
 
     def __init__(
@@ -44,13 +44,13 @@ class Attached:
         return self._mark.is_set()
 
     async def finish(self) -> int | None:
-        """Its exit code, once it has ended and what it printed is read; None: nobody knows. EngineError: no start."""
+        """Return the exit code once all output is read, or None if unknown. Raises EngineError if it does not start."""
         async with self._engine.attached(self._id) as stream:
             self._reading = asyncio.ensure_future(self._read(stream))
             tasks: set[asyncio.Task[None]] = {self._reading}
             if self._asked.stdin is not None:
                 tasks.add(asyncio.ensure_future(self._send(stream)))
-            # What a command leaves behind may hold its streams open: only the engine tells of its end.
+            # Processes left behind may hold the streams open: only the engine knows when the command ended.
             looking = asyncio.ensure_future(self._engine.exit_code(self._id))
             try:
                 while not self._reading.done() and not looking.done():
@@ -65,11 +65,11 @@ class Attached:
                     task.cancel()
                 await asyncio.wait({*tasks, looking})
                 if not looking.cancelled():
-                    looking.exception()  # it is asked again, and then it matters
-        return await self._engine.exit_code(self._id)  # it may have closed what it prints to, and go on
+                    looking.exception()  # it is asked again below, where its error counts
+        return await self._engine.exit_code(self._id)  # it may have closed its output and still run
 
     async def _read_rest(self) -> None:
-        """Of what it printed itself; those that it left behind may go on for ever."""
+        """Read the rest of the command's own output; processes that it left behind may print for ever."""
         assert self._reading is not None
         loop = asyncio.get_running_loop()
         until = loop.time() + 10 * _QUIET_S
@@ -97,7 +97,7 @@ class Attached:
             await self._asked.give(name, data)
 
     def _begins(self, data: bytes) -> bool:
-        """Whether the mark is complete with this. `_head` has then what came with it."""
+        """Return whether `data` completes the mark. `_head` then also has the output that came with it."""
         self._head += data
         if not self._head.startswith(MARK):
             return False
@@ -105,7 +105,7 @@ class Attached:
         return True
 
     async def _send(self, stream: AttachedStream) -> None:
-        await self._mark.wait()  # a command that cannot be started takes nothing of it
+        await self._mark.wait()  # a command that cannot be started consumes no input
         async for piece in self._asked.pieces(_CHUNK):
             if not await stream.write(piece):
                 return

@@ -1,4 +1,4 @@
-"""Files of a container, by the engine's archives: also of one that does not run."""
+"""Files of a container, by the engine's archives, even if the container does not run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _CHUNK = 1 << 20
 
 
 class EngineFiles:
-    """Every method raises SandboxFileError or what `as_sandbox_error` makes."""
+    """Files of one container. Every method raises SandboxFileError or what `as_sandbox_error` returns."""
 
     def __init__(self, engine: Engine, name: str) -> None:
         self._engine = engine
@@ -99,7 +99,7 @@ class EngineFiles:
         return await archives.upload(source, place, unpack)
 
     async def _check_in_the_way(self, base: str, names: dict[str, bool]) -> None:
-        """Nothing is written through a link, or over something of another kind. `names`: whether it is a directory."""
+        """Refuse to write through a link or over another kind of file. `names` says which are directories."""
         there: set[str] = set()
         for name, is_directory in names.items():
             parent = posixpath.dirname(name)
@@ -129,7 +129,7 @@ class EngineFiles:
             raw = cast("BinaryIO", file)
             try:
                 if selection is None or status.kind == "file":
-                    # Headers and names may take more than 512 bytes an entry here, but not without end.
+                    # Headers and names may take more than 512 bytes an entry here, but not without limit.
                     await self._get(source, raw, 4 * max_bytes + (1 << 20))
                 else:
                     left = await self._get_selected(source, raw, selection)
@@ -147,7 +147,7 @@ class EngineFiles:
         except EngineError as error:
             if error.status == 404 and await self._is_there():
                 return None
-            if await self._holds('test -L "$1" && ! test -e "$1"', path):  # engines have no word for it
+            if await self._holds('test -L "$1" && ! test -e "$1"', path):  # engines have no error for it
                 raise self._fault(path, "ELOOP") from error
             raise self._told(path, error) from error
         except EngineUnreachableError as error:
@@ -159,7 +159,7 @@ class EngineFiles:
         return True
 
     async def _real(self, path: str) -> tuple[str, PathStatus]:
-        """Where the path leads, past links."""
+        """Follow links; return the path they lead to and its status."""
         asked = path
         for _ in range(_LINKS):
             found = await self._status(path)
@@ -184,14 +184,14 @@ class EngineFiles:
     async def _holds(self, script: str, path: str) -> bool:
         try:
             code, _ = await self._engine.run(self._name, script, path)
-        except EngineError:  # it does not run
+        except EngineError:  # the container does not run
             return False
         except EngineUnreachableError as error:
             raise as_sandbox_error(self._name, error) from error
         return code == 0
 
     async def _base(self, directory: str) -> tuple[str, list[str]]:
-        """(the last directory on the way that is there, names of those that are missing)."""
+        """Return (the last existing directory of the path, names of the missing ones below it)."""
         missing: list[str] = []
         path = directory
         while True:
@@ -219,10 +219,10 @@ class EngineFiles:
         target.seek(0)
 
     async def _get_selected(self, path: str, target: BinaryIO, selection: trees.Selection) -> trees.Moved:
-        """What is left out is not even written to a temporary file."""
+        """Download the selected members; the others are not even written to a temporary file."""
         reader, writer = os.pipe()
         choosing = asyncio.ensure_future(asyncio.to_thread(_choose, reader, target, selection))
-        choosing.add_done_callback(lambda done: done.cancelled() or done.exception())  # a fault of the engine is first
+        choosing.add_done_callback(lambda done: done.cancelled() or done.exception())  # the engine's error comes first
         try:
             with (
                 self._telling(path),
@@ -267,7 +267,7 @@ async def _pieces(file: BinaryIO) -> AsyncIterator[bytes]:
 
 
 def _within(*parts: str) -> str:
-    """As the name of a member of an archive that is unpacked at the root."""
+    """Return the name of a member of an archive that is unpacked at the root."""
     return posixpath.join(*parts).lstrip("/")
 
 
@@ -290,7 +290,7 @@ def _content(archive: BinaryIO, max_bytes: int) -> bytes:
 
 
 def _below(packed: BinaryIO, archive: BinaryIO, base: str, missing: list[str]) -> dict[str, bool]:
-    """As `trees.pack` made it, below `base` and directories that are yet to be made; without its top. (name, is a
+    """Move an archive of `trees.pack`, without its top, below `base` and directories yet to be made. Return (name, is a
     directory)."""
     names: dict[str, bool] = {}
     with (
@@ -309,7 +309,7 @@ def _below(packed: BinaryIO, archive: BinaryIO, base: str, missing: list[str]) -
 
 
 def _choose(reader: int, target: BinaryIO, selection: trees.Selection) -> trees.Moved:
-    """Copy the selected members of an engine's archive, which comes through the pipe `reader`."""
+    """Copy the selected members of an engine's archive, read from the pipe `reader`."""
     moved, chooser, sizes = trees.Moved(), trees.Chooser(selection), dict[str, int]()
     with (
         os.fdopen(reader, "rb") as stream,
@@ -336,5 +336,5 @@ def _write_all(stream: RawIOBase, data: bytes) -> None:
 
 
 def _name_below(name: str) -> str:
-    """In the tree, of a name in an engine's archive, which begins with the top's own."""
+    """Return the name in the tree for one in an engine's archive, which begins with the top's own."""
     return name.rstrip("/").partition("/")[2] or "."

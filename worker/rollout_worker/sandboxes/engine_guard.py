@@ -1,7 +1,7 @@
-"""A process that removes an owner's containers when the owner ends, however it does. Standard library only.
+"""A process that removes an owner's containers when the owner ends, however it ends. Standard library only.
 
-`main` with the arguments FD URL LABEL. FD is a pipe whose other end only the owner holds: its end is the owner's. An
-owner that has removed its containers itself writes to it first.
+`main` has the arguments FD URL LABEL. FD is a pipe whose other end only the owner holds: it closes when the owner ends.
+An owner that has removed its containers itself writes to it first.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from urllib.parse import quote, urlsplit
 
 _PATIENCE_S, _LOOK_S, _ANSWER_S = 120.0, 0.5, 60.0
-_LOOKS = 4  # without a container: one that the owner asked for last may come late
+_LOOKS = 4  # polls without a container: the last one requested may appear late
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def clear(url: str, label: str) -> None:
-    """Remove all containers with the label (`name=value`), as long as more may come."""
+    """Remove all containers with the label (`name=value`), as long as more may appear."""
     until = time.monotonic() + _PATIENCE_S
     looks = 0
     while looks < _LOOKS and time.monotonic() < until:
@@ -49,7 +49,7 @@ def clear(url: str, label: str) -> None:
             for container in json.loads(_ask(url, "GET", f"/containers/json?all=1&filters={filters}")):
                 looks = 0
                 _ask(url, "DELETE", f"/containers/{container['Id']}?force=1&v=1")
-        except (OSError, http.client.HTTPException, ValueError):  # the engine is busy or away: again
+        except (OSError, http.client.HTTPException, ValueError):  # the engine is busy or away: retry
             looks = 0
         time.sleep(_LOOK_S)
 

@@ -1,4 +1,4 @@
-"""The owner's end of its guard over containers."""
+"""The owner's end of its container guard."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SCHEMES = ("unix://", "tcp://", "http://")
 
 
 class EngineGuard:
-    """The process `engine_guard.py`, for as long as this process lives."""
+    """The process `engine_guard.py`, which runs as long as this process lives."""
 
     def __init__(self, process: asyncio.subprocess.Process, end: int) -> None:
         self._process = process
@@ -21,7 +21,7 @@ class EngineGuard:
 
     @classmethod
     async def start(cls, url: str, label: str) -> Self | None:
-        """None: it does not know how to reach such an engine."""
+        """Start the guard. Returns None if it cannot reach engines at such a URL."""
         if not url.startswith(_SCHEMES) or (url.startswith("tcp://") and "DOCKER_TLS_VERIFY" in os.environ):
             return None
         reader, writer = os.pipe2(os.O_CLOEXEC)
@@ -35,7 +35,7 @@ class EngineGuard:
         return cls(process, writer)
 
     async def stop(self, *, cleared: bool) -> None:
-        """`cleared`: there is nothing to remove; else it goes on to remove it."""
+        """Stop the guard. If `cleared`, there is nothing to remove; otherwise it removes the containers."""
         if cleared:
             with contextlib.suppress(OSError):
                 os.write(self._end, b"x")

@@ -1,4 +1,4 @@
-"""Images of a container engine: built from a directory, or pulled, unless they are there."""
+"""Images of a container engine: built from a directory, or pulled, unless they exist."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _SHOWN = 4000
 
 
 class EngineImages:
-    """One build or pull of an image at a time, whoever asks."""
+    """Builds and pulls images, each by one caller at a time."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._alone: dict[str, asyncio.Lock] = {}
         self._fresh: set[str] = set()
-        self.last: str | None = None  # that was asked for and is there
+        self.last: str | None = None  # the last requested image that exists
 
     async def inspect(self, reference: str) -> dict[str, Any] | None:
-        """None: it is not there."""
+        """Return the image's description, or None if the engine does not have it."""
         try:
             async with self._engine.asking() as docker:
                 return await docker.images.inspect(reference)
@@ -109,7 +109,7 @@ class EngineImages:
         try:
             async with asyncio.timeout(timeout_s), self._engine.asking(None) as docker:
                 name, tag = _with_tag(reference)
-                # aiodocker takes a login only for what names its registry or owner.
+                # aiodocker takes a login only for names with a registry or owner.
                 auth = login_of(registry_of(reference)) if "/" in name else None
                 async for piece in docker.images.pull(name, auth=auth, tag=tag, stream=True):
                     if "error" in piece:
@@ -127,7 +127,7 @@ class EngineImages:
 
 
 def _with_tag(reference: str) -> tuple[str, str | None]:
-    """Without a tag, an engine would pull all there are."""
+    """Return name and tag, because without a tag an engine would pull all tags."""
     last = reference.rpartition("/")[2]
     return reference, None if "@" in reference or ":" in last else "latest"
 

@@ -1,4 +1,4 @@
-"""A container's network from outside: what listens in it, or leads out of it, is opened there by this host's root."""
+"""A container's network from outside: this host's root opens listeners in it, and its way out."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ T = TypeVar("T")
 
 
 def listen_in(pid: int, port: int) -> socket.socket:
-    """A socket at 127.0.0.1 of the network namespace of a process of this host. OSError: we may not."""
+    """Listen at 127.0.0.1 in the network namespace of a process of this host. Raises OSError if forbidden."""
     return _in_network_of(pid, lambda: socket.create_server(("127.0.0.1", port), backlog=128))
 
 
 def can_lead_out(pid: int, nodes: Path) -> None:
-    """OSError: there can be no way out of the network of this process, and why."""
+    """Raise OSError with the reason if this process's network cannot have a way out."""
     device, listener = _in_network_of(pid, lambda: uplink.attach(str(nodes)))
     os.close(device)
     listener.close()
 
 
 class WayOut:
-    """The process that carries packets of one container; see `uplink`. It ends with this one."""
+    """The process that carries the packets of one container; see `uplink`. It ends with this process."""
 
     def __init__(self, process: asyncio.subprocess.Process, sock: socket.socket) -> None:
         self._process = process
@@ -49,7 +49,7 @@ class WayOut:
         return cls(process, ours)
 
     def lead_from(self, pid: int, nodes: Path) -> None:
-        """Out of the network of this process. Blocks. OSError."""
+        """Open the way out of the network of this process. Blocks. Raises OSError."""
         device, listener = _in_network_of(pid, lambda: uplink.attach(str(nodes)))
         with listener:
             try:
@@ -63,7 +63,7 @@ class WayOut:
 
 
 def _in_network_of(pid: int, work: Callable[[], T]) -> T:
-    """A thread of its own goes there and ends: a namespace belongs to a thread (setns(2)). OSError."""
+    """Run `work` in a thread of its own, because a namespace belongs to a thread (setns(2)). Raises OSError."""
     found: list[T] = []
     faults: list[OSError] = []
 

@@ -1,4 +1,4 @@
-"""What the providers of container engines share: claims, labels, probing, making and removing containers."""
+"""Base of the providers of container engines: claims, labels, probing, creating and removing containers."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ from rollout_worker.sandboxes.threads import in_thread
 from rollout_worker.sandboxes.uplink import host_resolv_conf, own_resolv_conf
 
 _SANDBOX, _OWNER, _STATE = "rollout.sandbox", "rollout.owner", "rollout.state"
-_HOST, _LOCK = "rollout.host", "rollout.lock"  # where the owner's lock is, for whoever sees the same files
-# Waits for ever, reaps orphans, and ends when it is asked to.
+_HOST, _LOCK = "rollout.host", "rollout.lock"  # path of the owner's lock, for whoever sees the same files
+# Waits for ever, reaps orphans, and ends at SIGTERM.
 _FIRST = ["/bin/sh", "-c", "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done"]
-_MORE_PIDS = 4  # that first process and its sleep, and what the engine runs itself
-# Of those that engines leave to root; as sandboxes of this host.
+_MORE_PIDS = 4  # the first process and its sleep, and those of the engine
+# Capabilities that engines leave to root, dropped as in sandboxes of this host.
 _DROPPED = ["MKNOD", "NET_RAW"]
 _BEGIN = """
 for d; do mkdir -p -- "$d" || exit 1; case $d in /tmp|/var/tmp) chmod 1777 "$d";; esac; done
@@ -76,13 +76,13 @@ class EngineSettings(ImageSettings):
 
 
 class EngineProvider(OwningProvider[EngineSandbox], MakesImages):
-    """Containers carry labels: whoever opens a provider on the same state directory next removes what a dead owner
-    left, also if its claims were lost."""
+    """Containers carry labels: the next provider on the same state directory removes what a dead owner left, even if
+    its claims were lost."""
 
     def __init__(
         self, state: Path, settings: EngineSettings, urls: Sequence[str], *, price: Price | None = None
     ) -> None:
-        """`urls`: where the engine may listen, the most likely first."""
+        """`urls` are the addresses where the engine may listen, the most likely first."""
         super().__init__(state.absolute() / self.name, Capacity(0, 0), price)
         self._settings = settings
         self._urls = [settings.host] if settings.host else list(urls)
@@ -97,7 +97,7 @@ class EngineProvider(OwningProvider[EngineSandbox], MakesImages):
 
     @property
     def leads_out(self) -> bool:
-        """Whether containers with network `public` have a way out of their own, once it was probed."""
+        """Whether containers with network `public` have their own way out; known after a probe."""
         return self._leads_out
 
     @property
@@ -105,7 +105,7 @@ class EngineProvider(OwningProvider[EngineSandbox], MakesImages):
         return self._engine
 
     async def _connect(self) -> None:
-        """SandboxRefusedError: there is no engine, or no aiodocker."""
+        """Connect. Raises SandboxRefusedError if there is no engine or no aiodocker."""
         self._state_id = await in_thread(identity, self.state)
         await self._open_engine()
         self._guard = await EngineGuard.start(self._engine.url, f"{_OWNER}={self._owner}")
@@ -133,7 +133,7 @@ class EngineProvider(OwningProvider[EngineSandbox], MakesImages):
             self._guard = None
 
     async def reap(self) -> None:
-        """Also containers that carry this state's label, or that of a state directory which is not there any more."""
+        """Also remove containers labelled with this state directory, or with one that no longer exists."""
         await super().reap()
         names = {claim.name for claim in await in_thread(self._journal.all)}
         with contextlib.suppress(EngineError, EngineUnreachableError):
@@ -141,17 +141,17 @@ class EngineProvider(OwningProvider[EngineSandbox], MakesImages):
                 # A claim is written before its container, and removed after it.
                 if name not in names and labels.get(_OWNER) != self._owner:
                     await self._engine.remove(name)
-            # Also of state directories that are not there any more, as that of a job that was deleted.
+            # Also those of state directories that no longer exist, as of a deleted job.
             for name, labels in await self._engine.labelled(f"{_HOST}={host_id()}"):
                 lock = labels.get(_LOCK)
                 if lock and labels.get(_STATE) != self._state_id and await in_thread(is_unlocked, Path(lock)):
                     await self._engine.remove(name)
 
-    # What there is
+    # Capabilities
 
     @property
     def _may_find_more(self) -> bool:
-        return not self._tried and self._images.last is not None  # there is an image to try it out with, now
+        return not self._tried and self._images.last is not None  # there is now an image to probe with
 
     async def _find(self) -> Capabilities:
         try:
@@ -194,8 +194,8 @@ class EngineProvider(OwningProvider[EngineSandbox], MakesImages):
         )
 
     async def _try_out(self, notes: list[str], limits: dict[LimitName, Enforcement]) -> tuple[bool, bool]:
-        """By doing, where there is an image to do it with: whether containers' networks can be reached from here, and
-        whether what a command leaves behind can go on to print."""
+        """Probe with a container, if there is an image for it. Return whether containers' networks can be reached from
+        here, and whether processes that a command left behind can go on printing."""
         image = await self._any_image()
         self._tried = image is not None
         if image is None:
@@ -292,7 +292,7 @@ class EngineProvider(OwningProvider[EngineSandbox], MakesImages):
         return sandbox
 
     async def _check_entrypoint(self, claim: Claim, built: BuiltImage) -> None:
-        """SandboxCreateError: it ended, and the container with it."""
+        """Raise SandboxCreateError if the entrypoint has ended, and the container with it."""
         state = (await self._engine.show(claim.name))["State"]
         if built.has_entrypoint and not state["Running"]:
             raise SandboxCreateError(
@@ -352,11 +352,11 @@ class EngineProvider(OwningProvider[EngineSandbox], MakesImages):
         return Engine(url)
 
     def _ulimits(self) -> list[dict[str, Any]]:
-        """More of them, as an engine may need."""
+        """Return further ulimits that an engine needs."""
         return []
 
     async def _open_way_out(self, sandbox: EngineSandbox) -> None:
-        """Of a container's network: that is a new one each time it is started."""
+        """Open the way out of a container's network, which is a new one at each start."""
         network = sandbox.spec.network
         if network.mode != "allowlist" and not (network.mode == "public" and self._leads_out):
             return
@@ -405,7 +405,7 @@ async def _lets_print(sandbox: EngineSandbox) -> bool:
 
 
 def host_id() -> str:
-    """Of those who see the same files as this process, until this machine is started again."""
+    """Return an id shared by all who see the same files as this process, until this machine reboots."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     mounts = Path("/proc/self/ns/mnt")
     if not boot.exists():  # not Linux
@@ -414,7 +414,7 @@ def host_id() -> str:
 
 
 def _write_names(box: Path) -> None:
-    """What a container is to find in /etc/resolv.conf."""
+    """Write what a container will find in /etc/resolv.conf."""
     names = box / _NAMES
     names.write_text(own_resolv_conf(host_resolv_conf())[0])
     names.chmod(0o644)

@@ -29,7 +29,7 @@ from rollout_worker.sandboxes.watched import WatchedSandbox
 
 log = structlog.get_logger()
 
-# The engine starts a command before it is in its directory, and tells of a wrong one in many ways.
+# Engines report a wrong working directory in many ways, so the shell changes to it instead.
 _ENTER = 'echo +; cd -- "$1" || exit 126; shift; exec "$@"'
 _OOM_KILLS = (
     "for f in /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control; do"
@@ -46,10 +46,10 @@ _LOOKS, _LOOK_AGAIN_S = 4, 0.1
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """What its provider knows of a container. `user`: who runs commands by default.
+    """What the provider knows of a container. `user` runs commands by default.
 
-    `restarts`: what its image starts belongs to it, and is started again after a kill.
-    `begin`: what is done once it runs again.
+    `restarts` says that the image's own processes belong to it and are started again after a kill. `begin` is called
+    once it runs again.
     """
 
     engine: Engine
@@ -59,8 +59,8 @@ class Container:
 
 
 def _ended(name: str, state: Mapping[str, Any]) -> SandboxGoneError:
-    """Why its container does not run any more. Who ends one from outside kills it; in it, the first process cannot be
-    killed but by the kernel, for memory."""
+    """Return why the container has stopped. Whoever ends one from outside kills it; inside, only the kernel can kill
+    the first process, for memory."""
     code = state.get("ExitCode")
     if state.get("OOMKilled"):
         return SandboxEndedError(f"{name} is gone: its container was out of memory")
@@ -82,7 +82,7 @@ class _EngineCommand:
             if self._sandbox.gone and self._running.cancelled():
                 raise SandboxGoneError(f"{self._sandbox.name} was destroyed") from None
             raise
-        # The engine tells of a signal as shells do.
+        # The engine reports a signal as shells do.
         if code is None or 128 < code <= 128 + 64:
             return Ended(signal=9 if code is None else code - 128)
         return Ended(code)
@@ -104,7 +104,7 @@ class _EngineCommand:
 
 
 class EngineSandbox(WatchedSandbox):
-    """The container has the sandbox's name."""
+    """A sandbox in a container of the same name."""
 
     look_s = 2.0
 
@@ -125,13 +125,13 @@ class EngineSandbox(WatchedSandbox):
         return _EngineCommand(self, running)
 
     async def _run(self, asked: Asked) -> int | None:
-        """Its exit code; None: it was killed."""
+        """Run a command; return its exit code, or None if it was killed."""
         where = self._absolute(asked.cwd) if asked.cwd else self.workdir
         words = ["/bin/sh", "-c", _ENTER, "sh", where, *asked.words]
         try:
             attached, code = await self._once(words, asked)
             if not attached.begun and await self._engine.is_full(self.name, self.spec.limits.pids):
-                # Nothing can be started in it any more: there must be room for those who look after it.
+                # Nothing can be started in it any more, not even what the worker runs in it.
                 log.warning("sandbox_full", sandbox=self.name)
                 await self.kill()
                 attached, code = await self._once(words, asked)
@@ -139,10 +139,10 @@ class EngineSandbox(WatchedSandbox):
             raise as_sandbox_error(self.name, error) from error
         except EngineError as error:
             await self.check_lives()
-            asked.captures["stderr"].feed(f"{error.message}\n".encode())  # a user that is not there, say
+            asked.captures["stderr"].feed(f"{error.message}\n".encode())  # for example an unknown user
             return _NO_START
         if code is None or code > 128:
-            # With its container, a command is killed: an engine may tell of the command first.
+            # A command is killed with its container, and an engine may report the command first.
             for _ in range(_LOOKS if code in (None, 128 + 9) else 1):
                 await self.check_lives()
                 await asyncio.sleep(_LOOK_AGAIN_S)
@@ -152,7 +152,7 @@ class EngineSandbox(WatchedSandbox):
         return _NO_START
 
     async def _once(self, words: list[str], asked: Asked) -> tuple[Attached, int | None]:
-        """The command, and its exit code; None: it was killed."""
+        """Run a command once; return it and its exit code, or None if it was killed."""
         kills = self._kills
         user = self._container.user if asked.user is None else str(asked.user)
         made = await self._engine.exec(self.name, words, env=asked.env, user=user, stdin=asked.stdin is not None)
@@ -177,7 +177,7 @@ class EngineSandbox(WatchedSandbox):
         return int(found[0]) if found else 0
 
     async def check_lives(self) -> None:
-        """SandboxGoneError: the container does not run any more, and not since we wanted it so."""
+        """Raise SandboxGoneError if the container no longer runs; first wait for a `kill`, which restarts it."""
         async with self._killing:
             if self._stopped:
                 raise SandboxGoneError(f"{self.name} was stopped")
@@ -187,8 +187,8 @@ class EngineSandbox(WatchedSandbox):
                 raise _ended(self.name, shown["State"])
 
     async def kill(self) -> None:
-        """Its processes are ended from outside where they are seen; else, or if they are too many, the container is
-        ended and started again: so the kernel ends everything in it."""
+        """Kill all processes from outside where they are visible. Otherwise, or if some remain, kill and restart the
+        container, so that the kernel ends everything in it."""
         async with self._killing:
             if self.gone:
                 raise SandboxGoneError(f"{self.name} was destroyed")
@@ -208,7 +208,7 @@ class EngineSandbox(WatchedSandbox):
                     await self._container.begin(self)
 
     async def _start(self) -> None:
-        """SandboxEndedError: what its first process needs was removed."""
+        """Start the container. Raises SandboxEndedError if what its first process needs was removed."""
         try:
             await self._engine.start(self.name)
         except EngineError as error:
@@ -224,11 +224,11 @@ class EngineSandbox(WatchedSandbox):
 
     @property
     def _is_seen(self) -> bool:
-        """Its processes are of this machine, and we are root: as for the proxy of an allowlist."""
+        """Whether its processes are on this machine and we are root, as for the proxy of an allowlist."""
         return "allowlist" in self.capabilities.networks
 
     async def storage_used(self) -> int:
-        """With files that were removed while they are open, where we see the processes."""
+        """Return bytes used, with removed files that are still open where the processes are visible."""
         with of_sandbox(self.name):
             size = await self._engine.size(self.name)
             if not self._is_seen:

@@ -1,7 +1,7 @@
-"""What can go wrong with a sandbox, told apart by what the caller can do about it.
+"""Errors of sandboxes, distinguished by what the caller can do about them.
 
 A command that fails is no error of the sandbox: `Sandbox.exec` returns how it ended. `Finished.check` raises for
-callers that want it so.
+callers that want an exception.
 """
 
 from __future__ import annotations
@@ -10,77 +10,77 @@ from rollout.model.errors import RolloutError
 
 
 class SandboxError(RolloutError):
-    """Something about a sandbox went wrong."""
+    """An error of a sandbox."""
 
     code = "sandbox"
 
 
 class SandboxRefusedError(SandboxError):
-    """The provider cannot keep what was asked for. `context["reasons"]`: each of them, a sentence."""
+    """The provider cannot satisfy the specification. `context["reasons"]` has a sentence for each reason."""
 
     code = "sandbox_refused"
 
 
 class SandboxCreateError(SandboxError):
-    """The sandbox could not be made."""
+    """The sandbox could not be created."""
 
     code = "sandbox_create"
     retryable = True
 
 
 class SandboxNoRoomError(SandboxCreateError):
-    """There is no room at present for what the sandbox declares."""
+    """There is currently no room for what the sandbox declares."""
 
     code = "sandbox_no_room"
 
 
 class SandboxGoneError(SandboxError):
-    """The sandbox is not there any more: what ran in it is lost, and the command did not fail by itself."""
+    """The sandbox no longer exists: what ran in it is lost, and the command did not fail by itself."""
 
     code = "sandbox_gone"
     retryable = True
 
 
 class SandboxEndedError(SandboxGoneError):
-    """The sandbox ended by what ran in it: nobody outside ended it, and its host and provider are well."""
+    """What ran in the sandbox ended it: nobody outside did, and its host and provider work."""
 
     code = "sandbox_ended"
 
 
 class SandboxProviderError(SandboxError):
-    """The provider's own service failed, and the sandbox may be well."""
+    """The provider's own service failed; the sandbox may still run."""
 
     code = "sandbox_provider"
     retryable = True
 
 
 class SandboxFileError(SandboxError):
-    """A file of the sandbox could not be read or written. `context["reason"]`: an errno's name, or `too_large`."""
+    """A file of the sandbox could not be read or written. `context["reason"]` is an errno's name or `too_large`."""
 
     code = "sandbox_file"
 
 
 class SandboxTeardownError(SandboxError):
-    """Something of a sandbox is left behind. Its claim stays, so that whoever starts next tries again."""
+    """Part of a sandbox could not be removed. Its claim stays, so that the next owner tries again."""
 
     code = "sandbox_teardown"
     retryable = True
 
 
 class CommandFailedError(SandboxError):
-    """The command did not end with exit code 0. `context["finished"]` says how it did."""
+    """A command did not end with exit code 0. `context["finished"]` has its result."""
 
     code = "command_failed"
 
 
 class ImageError(SandboxError):
-    """What a sandbox is to begin with could not be had."""
+    """The image of a sandbox could not be obtained."""
 
     code = "image"
 
 
 class ImageBuildError(ImageError):
-    """An image could not be built. The message has the end of what the build printed."""
+    """An image could not be built. The message has the end of the build's output."""
 
     code = "image_build"
 
@@ -99,7 +99,7 @@ class ImagePullError(ImageError):
 
 
 class ImageNotFoundError(ImagePullError):
-    """There is no such image, or this machine may not have it: trying again does not help."""
+    """The image does not exist, or this machine has no access to it; a retry does not help."""
 
     code = "image_not_found"
     retryable = False

@@ -1,4 +1,4 @@
-"""The owner's end of its zygote and of its sandbox_inits: sockets, requests and their answers."""
+"""The owner's end of its zygote and of its sandbox_inits: sockets, requests and answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _START_S = 30.0
 
 
 def body_of(value: Mapping[str, Any]) -> int:
-    """A descriptor that the other side reads the value from, as JSON; of any size."""
+    """Return a descriptor from which the other side reads the value as JSON, of any size."""
     fd = os.memfd_create("request", os.MFD_CLOEXEC)
     try:
         with os.fdopen(fd, "wb", closefd=False) as file:
@@ -33,7 +33,7 @@ def body_of(value: Mapping[str, Any]) -> int:
 
 
 class Zygote:
-    """The process `zygote.py`, for as long as this object is open."""
+    """The process `zygote.py`, which runs while this object is open."""
 
     def __init__(self, state: Path, owner: str) -> None:
         self._state = state
@@ -50,7 +50,7 @@ class Zygote:
         return self._process is not None and self._process.returncode is None
 
     async def start(self) -> None:
-        """SandboxCreateError when it does not come up."""
+        """Start the process. Raises SandboxCreateError if it does not come up."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         with theirs:
@@ -64,7 +64,7 @@ class Zygote:
             raise SandboxCreateError(f"the process that makes sandboxes did not start ({sys.executable})")
 
     def make(self, config: Mapping[str, Any]) -> SandboxInit:
-        """Ask for a sandbox; its sandbox_init says when it is there. SandboxCreateError."""
+        """Request a sandbox; its sandbox_init reports when it is ready. Raises SandboxCreateError."""
         if self._sock is None:
             raise SandboxCreateError("the provider is not open")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -81,7 +81,7 @@ class Zygote:
         return SandboxInit(ours)
 
     async def stop(self) -> None:
-        """It ends what is left, and itself."""
+        """Stop the process, which first ends what is left."""
         if self._sock is not None:
             self._sock.close()
             self._sock = None
@@ -132,7 +132,7 @@ class SandboxInit:
         self.gone.set_result(None)
         if not self.made.done():
             self.made.set_exception(SandboxCreateError("the sandbox's process ended while it was made"))
-            self.made.exception()  # whoever was to wait for it may have given up
+            self.made.exception()  # whoever waited for it may have given up
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_exception(SandboxGoneError())
@@ -140,7 +140,7 @@ class SandboxInit:
         self._waiting.clear()
 
     def ask(self, op: str, fds: Sequence[int] = ()) -> asyncio.Future[dict[str, Any]]:
-        """Send a request, now; the answer comes when what it started has ended. SandboxGoneError."""
+        """Send a request at once; the answer comes when what it started has ended. Raises SandboxGoneError."""
         answer: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self._number += 1
         try:
@@ -159,7 +159,7 @@ class SandboxInit:
         return answer
 
     async def end(self, patience_s: float) -> bool:
-        """End the sandbox; whether it has ended in time."""
+        """End the sandbox; return whether it ended in time."""
         if not self.gone.done():
             with contextlib.suppress(OSError):
                 self._sock.send(b'{"op": "end"}')

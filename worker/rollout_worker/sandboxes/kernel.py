@@ -1,4 +1,4 @@
-"""System calls that Python has no functions for, by ctypes. Linux only, standard library only; OSError as `os` raises.
+"""System calls that Python lacks, by ctypes. Linux and standard library only; they raise OSError as `os` does.
 
 Constants are the kernel's: include/uapi/linux/{sched,mount,prctl,capability,if,if_tun,route,sockios}.h.
 """
@@ -23,7 +23,7 @@ MNT_DETACH = 2
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 4, 24, 36, 38
 _PR_SET_SECCOMP = 22
-_LOAD, _EQUAL, _AT_LEAST, _ABOVE, _AND, _RETURN = 0x20, 0x15, 0x35, 0x25, 0x54, 0x06  # of a packet filter
+_LOAD, _EQUAL, _AT_LEAST, _ABOVE, _AND, _RETURN = 0x20, 0x15, 0x35, 0x25, 0x54, 0x06  # opcodes of a packet filter
 # add_key, request_key, keyctl: (architecture of the call, number of the first), by machine; linux/audit.h, unistd.h
 _KEY_CALLS = {
     "x86_64": ((0xC000003E, 248), (0x40000003, 286)),
@@ -72,12 +72,12 @@ def mount(source: str, target: str, kind: str | None = None, flags: int = 0, dat
 
 
 def unmount(target: str) -> None:
-    """Lazily: what is busy goes when it is not any more."""
+    """Unmount lazily: a busy mount goes away once it is no longer used."""
     _checked(_libc.umount2(os.fsencode(target), MNT_DETACH), f"unmount {target}")
 
 
 def pivot_root(root: str) -> None:
-    """Make the mount point `root` the root of this mount namespace; let go of the old one (pivot_root(2), NOTES)."""
+    """Make the mount point `root` the root of this mount namespace and unmount the old one (pivot_root(2), NOTES)."""
     os.chdir(root)
     _checked(_libc.pivot_root(b".", b"."), f"pivot_root {root}")
     unmount(".")
@@ -85,17 +85,17 @@ def pivot_root(root: str) -> None:
 
 
 def die_with_parent(signal_number: int) -> None:
-    """Of a child, when the thread that made it ends. Not kept over changes of user."""
+    """Send this process a signal when the thread that made it ends. A change of user clears this."""
     _checked(_prctl(_PR_SET_PDEATHSIG, signal_number), "PR_SET_PDEATHSIG")
 
 
 def adopt_orphans() -> None:
-    """Descendants whose parent ends become children of this process."""
+    """Make descendants whose parent ends children of this process."""
     _checked(_prctl(_PR_SET_CHILD_SUBREAPER, 1), "PR_SET_CHILD_SUBREAPER")
 
 
 def hide_from_tracers() -> None:
-    """No process of this user may trace this one or look into its /proc files; until it runs another program."""
+    """Forbid this user's processes to trace this one or read its /proc files, until it runs another program."""
     _checked(_prctl(_PR_SET_DUMPABLE, 0), "PR_SET_DUMPABLE")
 
 
@@ -104,10 +104,10 @@ def no_new_privileges() -> None:
 
 
 def forbid_keys() -> None:
-    """Programs run by this process have no system calls for keys (keyrings(7)): EPERM, as in containers.
+    """Refuse system calls for keys (keyrings(7)) to programs run by this process: EPERM, as in containers.
 
-    Root's keyring is one for all that share a user namespace, whatever their other namespaces. After
-    `no_new_privileges`.
+    Root's keyring is shared by all in a user namespace, whatever their other namespaces. Call `no_new_privileges`
+    first.
     """
     program = b""
     for architecture, first in _KEY_CALLS.get(os.uname().machine, ()):
@@ -132,17 +132,17 @@ def forbid_keys() -> None:
 
 
 def keep_capabilities(kept: Iterable[int]) -> None:
-    """Those that programs run by this process may have, at most (capabilities(7), bounding set)."""
+    """Limit the capabilities that programs run by this process may have (capabilities(7), bounding set)."""
     kept = frozenset(kept)
     for number in range(64):
         if number not in kept and _prctl(_PR_CAPBSET_DROP, number) != 0:
-            if ctypes.get_errno() == 22:  # EINVAL: this kernel knows no more
+            if ctypes.get_errno() == 22:  # EINVAL: this kernel has no more
                 return
             _checked(-1, "PR_CAPBSET_DROP")
 
 
 def raise_interface(name: bytes = b"lo") -> None:
-    """Bring it up in this network namespace."""
+    """Bring up an interface of this network namespace."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         request = struct.pack("16sh22x", name, 0)
         (flags,) = struct.unpack_from("h", fcntl.ioctl(probe, _SIOCGIFFLAGS, request), 16)
@@ -150,7 +150,7 @@ def raise_interface(name: bytes = b"lo") -> None:
 
 
 def set_address(name: bytes, address: str, netmask: str) -> None:
-    """The IPv4 address of an interface in this network namespace."""
+    """Set the IPv4 address of an interface in this network namespace."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for option, value in ((_SIOCSIFADDR, address), (_SIOCSIFNETMASK, netmask)):
             fcntl.ioctl(probe, option, struct.pack("16s", name) + _socket_address(value) + bytes(8))
@@ -173,9 +173,9 @@ def _socket_address(address: str) -> bytes:
 
 
 def make_tun(name: bytes, mtu: int, nodes: str) -> int:
-    """A TUN device in this network namespace, which is there as long as the descriptor is open.
+    """Make a TUN device in this network namespace, which exists as long as the returned descriptor is open.
 
-    `nodes`: a directory where root may make the device's file, if /dev has none.
+    `nodes` is a directory where root may make the device file if /dev has none.
     """
     path = Path("/dev/net/tun")
     if is_made := not path.exists() and os.geteuid() == 0:

@@ -1,7 +1,7 @@
 """Sandboxes that are pods of a Kubernetes cluster.
 
-Commands run detached under a supervisor in the pod: an exec's connection drops when nothing moves on it, and its end
-kills nothing. Pods of owners that died are found by their labels, and each ends by itself after `max_lifetime_secs`.
+Commands run detached under a supervisor in the pod, because an idle exec connection drops, and its end kills nothing.
+Pods of dead owners are found by their labels, and each ends by itself after `max_lifetime_secs`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from rollout_worker.sandboxes.settings import ImageSettings, settings_of
 if TYPE_CHECKING:
     from rollout_worker.sandboxes.kubernetes_api import Api
 
-_LOOK_S = (0.2, 2.0)  # first and longest time until a pod is looked at again
+_LOOK_S = (0.2, 2.0)  # first and longest interval between polls of a pod
 _CALL_S = 90.0
 _GONE_S = 60.0
 _CLOSED_S = 30.0
@@ -91,7 +91,7 @@ class PodReach(Reach):
             raise DroppedError(str(error), inside=error.answered) from error
 
     async def _check(self, error: Exception) -> None:
-        """SandboxGoneError: it was no mere connection."""
+        """Raise SandboxGoneError if the pod is gone, not only the connection."""
         try:
             found = await self._api.get(self._api.pods, self._name)
         except SandboxError:
@@ -139,7 +139,7 @@ class KubernetesProvider(ServiceProvider):
         await self._api.close()
 
     async def reap(self) -> None:
-        """Also pods whose claims were lost with the disk of a host that came back."""
+        """Also delete pods whose claims were lost with the disk of a host that came back."""
         await super().reap()
         selector = f"{STATE_LABEL}={self._state_id}"
         for path in (self._api.pods, self._api.policies):
@@ -148,7 +148,7 @@ class KubernetesProvider(ServiceProvider):
                 if await self._is_dead(meta["labels"].get(OWNER_LABEL, "")):
                     await self._api.delete(path, meta["name"])
 
-    # What there is
+    # Capabilities
 
     def _remarks(self) -> list[str]:
         return ["beyond its storage a pod is evicted, and the sandbox is gone", "the number of processes is the node's"]
@@ -195,7 +195,7 @@ class KubernetesProvider(ServiceProvider):
         raise SandboxNoRoomError(told) if state.what == "no_room" else SandboxCreateError(told)
 
     async def _closed(self, shell: Shell, name: str) -> None:
-        """A policy is enforced by the cluster's network plugin, a while after it was made, or never."""
+        """Wait until the policy is enforced, which the cluster's network plugin does a while later, or never."""
         until = time.monotonic() + _CLOSED_S
         while True:
             answer = await shell.run(_REACHES_API)
@@ -223,11 +223,12 @@ class KubernetesProvider(ServiceProvider):
 
 
 _REACHES_API = f'{CONNECT}\nconnects "$KUBERNETES_SERVICE_HOST" "${{KUBERNETES_SERVICE_PORT:-443}}"'
-"""Exit code 0: the cluster's API server, which every pod can reach that may reach anything, is reached."""
+"""Script that exits with 0 if it reaches the cluster's API server, as every pod with any network can."""
 
 
 def open_kubernetes(state: Path, config: Mapping[str, Any] = MappingProxyType({})) -> KubernetesProvider:
-    """The provider `kubernetes`; use it with `async with`. ConfigError: a setting is wrong, or the extra is missing."""
+    """Return the provider `kubernetes`; use it with `async with`. Raises ConfigError if a setting is wrong or the
+    extra is missing."""
     settings = settings_of(KubernetesSettings, config, KubernetesProvider.name)
     if importlib.util.find_spec("kubernetes_asyncio") is None:
         raise ConfigError("the provider kubernetes needs more: pip install 'rollout-engine[kubernetes]'")

@@ -1,4 +1,4 @@
-"""The few calls to a Kubernetes API server that sandboxes need. Needs `kubernetes_asyncio`."""
+"""The few calls to a Kubernetes API server that sandboxes need. Requires `kubernetes_asyncio`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class StreamError(Exception):
-    """An exec's connection could not be made, or broke. `answered`: the API server told why nothing was run."""
+    """An exec connection could not be made, or broke. `answered`: the API server said why nothing was run."""
 
     def __init__(self, message: str, *, answered: bool = False) -> None:
         super().__init__(message)
@@ -35,7 +35,7 @@ class StreamError(Exception):
 
 
 class Api:
-    """`namespace`: None: the one of the kubeconfig's context, or of the pod that this runs in."""
+    """A client. `namespace` None is that of the kubeconfig's context, or of the pod that this runs in."""
 
     def __init__(self, kubeconfig: str | None, context: str | None, namespace: str | None) -> None:
         self._kubeconfig = kubeconfig
@@ -46,7 +46,7 @@ class Api:
         self._stream: WsApiClient | None = None
 
     async def open(self) -> None:
-        """SandboxRefusedError: there is no configuration of a cluster, or it cannot be read."""
+        """Connect. Raises SandboxRefusedError if there is no configuration of a cluster, or it cannot be read."""
         settings = client.Configuration()
         try:
             if self._kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ:
@@ -77,7 +77,7 @@ class Api:
         self._client = self._stream = None
 
     async def ask(self, method: str, path: str, body: Any = None, **query: str) -> dict[str, Any]:
-        """The JSON of an answer; tried again while the server is busy or away. ApiException for what it refuses."""
+        """Return the JSON of an answer; retry while the server is busy or away. Raises ApiException if it refuses."""
 
         async def once() -> dict[str, Any]:
             assert self._client is not None, "the provider is not open"
@@ -106,7 +106,7 @@ class Api:
         return f"/apis/networking.k8s.io/v1/namespaces/{self.namespace}/networkpolicies"
 
     async def create(self, path: str, body: Mapping[str, Any]) -> None:
-        """What was made by an earlier try of ours counts as made: names are never used twice."""
+        """Create an object; one that exists is from an earlier try of ours, because names are never reused."""
         with _unless(409, "AlreadyExists"):
             await self.ask("POST", path, dict(body))
 
@@ -126,10 +126,10 @@ class Api:
         return []
 
     async def exec(self, pod: str, script: str, data: bytes, timeout_s: float) -> bytes:
-        """What `sh -c SCRIPT` printed in the pod, until its end or until the connection broke. StreamError.
+        """Run `sh -c SCRIPT` in the pod; return its output until it ends or the connection breaks. Raises StreamError.
 
-        The script travels as input, since there is little room in an address; what is read of it is told back before
-        the data is sent, as some `head` read ahead.
+        The script is sent as input, because a URL has little room. The pod confirms it before the data is sent, because
+        some versions of `head` read ahead.
         """
         assert self._stream is not None, "the provider is not open"
         text = script.encode(errors="surrogateescape")
@@ -177,7 +177,7 @@ class Api:
 async def _send(socket: aiohttp.ClientWebSocketResponse, data: bytes) -> None:
     with contextlib.suppress(
         aiohttp.ClientConnectionResetError, ConnectionResetError
-    ):  # what was read until then is an answer too
+    ):  # what was read before is an answer too
         for start in range(0, len(data), _FRAME):
             await socket.send_bytes(bytes([_INPUT]) + data[start : start + _FRAME])
 
@@ -205,7 +205,7 @@ def _may_pass(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def _unless(status: int, reason: str = "") -> Generator[None]:
-    """A refusal with this status is none; others are errors of sandboxes."""
+    """Ignore a refusal with this status; convert others to errors of sandboxes."""
     try:
         yield
     except ApiException as error:
@@ -214,7 +214,7 @@ def _unless(status: int, reason: str = "") -> Generator[None]:
 
 
 def api_error(error: ApiException) -> SandboxError:
-    """What the server refused, as an error of sandboxes."""
+    """Convert a refusal of the server to an error of sandboxes."""
     why = f"the Kubernetes API server refused: {error.status} {error.reason}: {str(error.body or '')[:500]}"
     if error.status in (401, 403) and "exceeded quota" not in why:
         return SandboxRefusedError(why, reasons=[why])

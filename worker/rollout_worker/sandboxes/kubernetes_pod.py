@@ -1,4 +1,4 @@
-"""Pods as sandboxes: what is asked of the API server, and what its answers mean. Plain values, nothing is called."""
+"""Pods as sandboxes: manifests for the API server, and the meaning of its answers. Plain values, nothing is called."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rollout_worker.sandboxes.port import Limits
 CONTAINER = "sandbox"
 STATE_LABEL, OWNER_LABEL, NAME_LABEL = "rollout/state", "rollout/owner", "rollout/sandbox"
 _WAIT = "trap '' TERM; while :; do sleep 3600 & wait; done"
-"""The first process: it has nothing to do but to reap those that lost their parents."""
+"""The first process, which only reaps orphans."""
 
 _PULL = ("ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
 _BROKEN = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError", "CrashLoopBackOff")
@@ -22,7 +22,7 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class PodOptions:
-    """Of a provider's settings, what goes into every pod."""
+    """The provider's settings that go into every pod."""
 
     lifetime_s: int
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -33,7 +33,7 @@ class PodOptions:
 
 
 def pod(name: str, image: str, limits: Limits, labels: Mapping[str, str], options: PodOptions) -> dict[str, Any]:
-    """The manifest. It ends itself after `lifetime_s`, whoever forgets it; nothing in it can speak to the API."""
+    """Return the manifest. The pod ends itself after `lifetime_s`, even if forgotten; it has no token for the API."""
     amounts = {
         "cpu": f"{round(limits.cpus * 1000)}m",
         "memory": f"{limits.memory_mb}Mi",
@@ -71,7 +71,7 @@ def pod(name: str, image: str, limits: Limits, labels: Mapping[str, str], option
 
 
 def network_policy(name: str, labels: Mapping[str, str], hosts: Sequence[str]) -> dict[str, Any]:
-    """Nothing comes in; nothing goes out but to `hosts`, addresses and blocks."""
+    """Return a policy that forbids all traffic but egress to `hosts`, addresses and CIDR blocks."""
     out = [{"to": [{"ipBlock": {"cidr": str(ipaddress.ip_network(host, strict=False))}} for host in hosts]}]
     return {
         "apiVersion": "networking.k8s.io/v1",
@@ -88,8 +88,8 @@ def network_policy(name: str, labels: Mapping[str, str], hosts: Sequence[str]) -
 
 @dataclass(frozen=True, slots=True)
 class PodState:
-    """`waiting`: not yet; `no_room`: no node takes it at present; `pull`: its image cannot be had; `broken`: it does
-    not start; `gone`: it was, and is no more; `by_itself`: that came of what ran in it."""
+    """`waiting`: not started yet; `no_room`: no node has room at present; `pull`: the image cannot be pulled; `broken`:
+    it does not start; `gone`: it has ended; `by_itself`: what ran in it ended it."""
 
     what: Literal["ready", "waiting", "no_room", "pull", "broken", "gone"]
     why: str = ""
@@ -97,8 +97,8 @@ class PodState:
 
 
 def _by_itself(status: Json, ended: Json) -> bool:
-    """Of a pod that has ended: without a reason of its own, its container did. It is evicted for storage of its own, or
-    for a node that has little."""
+    """Return whether what ran in an ended pod ended it. Without a reason of its own, its container did. A pod is
+    evicted for its own storage, or because its node has little."""
     reason, message = status.get("reason"), str(status.get("message", ""))
     if reason == "Evicted":
         return "exceed" in message and "limit" in message
@@ -106,7 +106,7 @@ def _by_itself(status: Json, ended: Json) -> bool:
 
 
 def state_of(pod: Json) -> PodState:
-    """Of a pod as the API server gives it."""
+    """Return the state of a pod, as the API server gives it."""
     status = cast("Json", pod.get("status") or {})
     phase = status.get("phase", "Pending")
     conditions = {c["type"]: c for c in cast("list[Json]", status.get("conditions") or [])}

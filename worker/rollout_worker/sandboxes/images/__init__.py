@@ -1,1 +1,1 @@
-"""What a sandbox begins with: from a task's Dockerfile or image to a root that a provider can start from."""
+"""Preparation of images: from a task's Dockerfile or image to a root that a provider can start from."""

@@ -1,4 +1,4 @@
-"""The build context: the directory beside a Dockerfile, less what `.dockerignore` names."""
+"""The build context: the directory of a Dockerfile, without what `.dockerignore` names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CHUNK = 1 << 18
 
 
 def read_dockerfile(directory: Path) -> str:
-    """ImageBuildError where there is none."""
+    """Return the text of the Dockerfile. Raises ImageBuildError if there is none."""
     path = directory / DOCKERFILE
     try:
         return path.read_text(encoding="utf-8")
@@ -39,7 +39,7 @@ def read_dockerfile(directory: Path) -> str:
 
 
 def files(directory: Path) -> Iterator[tuple[str, os.stat_result]]:
-    """(path in the context, status) of all that is in it, directories too, in order."""
+    """Yield (path in the context, status) of everything in it, including directories, in order."""
     ignored = _ignored(directory)
     waiting = [""]
     while waiting:
@@ -56,7 +56,7 @@ def files(directory: Path) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def _ignored(directory: Path) -> pathspec.GitIgnoreSpec:
-    """Patterns of Docker are those of git, but all begin at the top."""
+    """Read `.dockerignore`: Docker's patterns are those of git, but all are anchored at the top."""
     path = directory / ".dockerignore"
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
     patterns: list[str] = []
@@ -71,14 +71,14 @@ def _ignored(directory: Path) -> pathspec.GitIgnoreSpec:
 
 
 def content_id(directory: Path, *more: str) -> str:
-    """In hex: of all files, their modes and links, and of `more`."""
+    """Return a hash, in hex, of all files, their modes and links, and of `more`."""
     total = hashlib.sha256(repr(more).encode())
     _write(directory, SimpleNamespace(write=total.update), dated=False)
     return total.hexdigest()
 
 
 def pack(directory: Path) -> bytes:
-    """The context as a tar, as engines take it; the Dockerfile is in it in any case."""
+    """Return the context as a tar for engines; it always contains the Dockerfile."""
     stream = io.BytesIO()
     _write(directory, stream, dated=True)
     return stream.getvalue()
@@ -100,9 +100,9 @@ def _write(directory: Path, stream: Any, *, dated: bool) -> None:
 
 
 def gather(directory: Path, source: str, target: Path, *, extract: bool) -> list[str]:
-    """Copy what COPY's `source` names into `target`; names of what is there now, of a directory those of its content.
+    """Copy what COPY's `source` names into `target`; return the copies' names, for a directory those inside.
 
-    ImageBuildError: it names nothing in the context.
+    Raises ImageBuildError if it names nothing in the context.
     """
     pattern = os.path.normpath(f"/{source}").lstrip("/")  # `..` ends at the context
     there = dict(files(directory))
@@ -131,12 +131,12 @@ def gather(directory: Path, source: str, target: Path, *, extract: bool) -> list
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """As Go's filepath.Match: no wildcard goes beyond a slash."""
+    """Match as Go's filepath.Match does: no wildcard matches a slash."""
     return name.count("/") == pattern.count("/") and PurePosixPath(name).match(pattern)
 
 
 def is_archive(path: Path) -> bool:
-    """ADD unpacks these."""
+    """Return whether ADD unpacks this file."""
     return path.is_file() and not path.is_symlink() and tarfile.is_tarfile(path)
 
 

@@ -1,4 +1,4 @@
-"""Images of registries, fetched and unpacked: one directory for each digest."""
+"""Images of registries, fetched and unpacked into one directory for each digest."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ log = structlog.get_logger()
 
 _FORGET_S = 600.0
 _unreachable: dict[str, tuple[float, str]] = {}
-"""Registries of late, and why: each trial would wait for them again."""
+"""Registries that recently did not answer, and why: each trial would wait for them again."""
 _TAG_S = 3600.0
-"""So long, a tag is taken to be what it was: registries count how often they are asked."""
+"""Time for which a tag is assumed not to change, because registries limit how often they are asked."""
 _CONNECT_S = 20
 _TRIES = 3
 _NOT_FOUND = re.compile(
@@ -42,9 +42,10 @@ _MESSAGE = re.compile(r'level=fatal msg="(.*)"')
 
 
 async def fetch(name: str, store: Store, timeout_s: float, *, anew: bool) -> tuple[Made, str]:
-    """The image's directory, with its files in `root`, and a key that is equal for equal images.
+    """Return the image's directory, with its files in `root`, and a key that is equal for equal images.
 
-    ImagePullError, ImageNotFoundError, RegistryUnreachableError, ImageToolsMissingError, ImageError (no room).
+    Raises ImagePullError, ImageNotFoundError, RegistryUnreachableError, ImageToolsMissingError, or ImageError if there
+    is no room.
     """
     tag = store.directory / f".tag-{hashlib.sha256(name.encode()).hexdigest()[:32]}"
     key, since = await asyncio.to_thread(_remembered, tag)
@@ -79,7 +80,7 @@ async def _fetch(name: str, store: Store, tag: Path, anew: bool) -> tuple[Made, 
 
 
 async def is_reachable(name: str) -> bool:
-    """Whether the registry of this image answers, whatever it says. ImageToolsMissingError."""
+    """Return whether the registry of this image answers, with any result. Raises ImageToolsMissingError."""
     try:
         await _digest(name)
     except ImagePullError as error:
@@ -127,7 +128,7 @@ async def _copy(name: str, path: Path) -> None:
 
 
 def _source(name: str) -> str:
-    """skopeo takes a tag or a digest, and not both."""
+    """Return skopeo's name of an image, which has a tag or a digest, but not both."""
     path, at, digest = name.partition("@")
     above, slash, last = path.rpartition("/")
     return f"docker://{above}{slash}{last.partition(':')[0]}@{digest}" if at else f"docker://{name}"
@@ -139,7 +140,7 @@ def _tls(name: str, of: str = "") -> list[str]:
 
 @contextlib.contextmanager
 def _told(name: str) -> Generator[None]:
-    """What a program says of a registry or an image, as an error that tells what can be done about it."""
+    """Convert a program's message about a registry or an image to an error that says what can be done about it."""
     try:
         yield
     except programs.ProgramError as error:
@@ -155,7 +156,7 @@ def _told(name: str) -> Generator[None]:
 
 
 def _remembered(tag: Path) -> tuple[str, float]:
-    """What the tag was, and when."""
+    """Return the key that the tag referred to, and when."""
     try:
         return str(tag.readlink()), tag.lstat().st_mtime
     except OSError:

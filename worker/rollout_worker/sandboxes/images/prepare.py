@@ -1,4 +1,4 @@
-"""From the image or the Dockerfile of a task to what a provider can start from.
+"""Preparation of what a provider can start from, given a task's image or Dockerfile.
 
     prepared = await Preparation(provider, Store(state), None, task / "environment", Limits(), 600).run("auto")
     spec = Spec(root=prepared.root, workdir=prepared.workdir, env=prepared.env, user=prepared.user, ...)
@@ -59,14 +59,13 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What a sandbox is to begin with.
+    """What a sandbox starts with.
 
-    `workdir`, `env`, `user`: as the image has them; None: it says nothing.
-    `remarks`: what is not as the image would be, or not isolated, a sentence each; they must be told.
-    `image_key`: equal for sandboxes that begin with the same files.
-    `replay`: what is still to be done in each sandbox, by `carry_out`.
-    `directories`: what the sandbox must have of its own for that, beside those of tasks.
-    `entrypoint`: the program of the image that starts what commands then find running, where no engine runs it.
+    `workdir`, `env` and `user` are the image's; None if it says nothing. `remarks` are sentences on what differs from
+    the image or is not isolated; users must see them. `image_key` is equal for sandboxes that start with the same
+    files. `replay` are steps that `carry_out` must still do in each sandbox, and `directories` the private directories
+    that these need beside those of tasks. `entrypoint` is the image's program that starts what commands then find
+    running, where no engine runs it.
     """
 
     root: Root
@@ -82,12 +81,12 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """What a sandbox of `provider` begins with: `image`, or what the Dockerfile in `directory` makes.
+    """Prepares what a sandbox of `provider` starts with: `image`, or the result of the Dockerfile in `directory`.
 
-    `store`: for `bubblewrap`, on the file system of its sandboxes. `limits`: of a sandbox that builds, in `timeout_s`.
-    `anew`: what is there already is not used again.
-    `shares_host`: a sandbox that builds has this host's network; else a public one, or none where there is none.
-    `pause`: entered while it waits for room, or for another one that makes the same.
+    `store`, used for `bubblewrap`, is on the file system of its sandboxes. `limits` and `timeout_s` hold for a sandbox
+    that builds. With `anew` nothing that exists is reused. With `shares_host` a sandbox that builds has this host's
+    network, otherwise a public one, or none if there is none. `pause` is entered while it waits for room, or for
+    another one that makes the same.
     """
 
     provider: Provider
@@ -103,8 +102,8 @@ class Preparation:
     async def run(self, choice: ImageChoice) -> Prepared:
         """Build, fetch or plan it.
 
-        ImageBuildError, ImageBuildTimeoutError, ImagePullError, ImageNotFoundError, ImageToolsMissingError; ImageError:
-        no room, or `choice` is nothing for this provider; SandboxRefusedError of `probe`.
+        Raises ImageBuildError, ImageBuildTimeoutError, ImagePullError, ImageNotFoundError or ImageToolsMissingError;
+        ImageError if there is no room or `choice` does not fit the provider; SandboxRefusedError as `probe` does.
         """
         capabilities = await self.provider.probe()
         try:
@@ -132,7 +131,7 @@ class Preparation:
             )
         return await self._on_host(f"`{name}` sandboxes have this host's root", may_change=choice == "host")
 
-    # An engine, or somebody else's
+    # Engines and remote services
 
     async def _by_engine(self, provider: MakesImages, choice: ImageChoice) -> Prepared:
         if choice == "host":
@@ -150,7 +149,7 @@ class Preparation:
         return await provider.pull_image(reference, timeout_s=self.timeout_s, anew=self.anew)
 
     def _by_reference(self, choice: ImageChoice) -> Prepared:
-        """Whoever starts the sandbox pulls the image; of a Dockerfile, that of FROM."""
+        """Refer to the image, or to FROM of a Dockerfile, which whoever starts the sandbox pulls."""
         name = self.provider.name
         if choice in ("host", "build"):
             raise ImageError(f"`{name}` sandboxes start from images of a registry: image: {choice} is not possible")
@@ -185,7 +184,7 @@ class Preparation:
         return await self._from_registry(choice, why)
 
     async def _has_base(self, builder: Builder) -> bool:
-        """Whether it is worth to try: a base that nobody can fetch is no fault of the task."""
+        """Return whether a build is worth a try: a base that nobody can fetch is not the task's fault."""
         base = recipe.base_of(self._instructions())
         return not lacking() and (base == "scratch" or await is_reachable(base) or await builder.has(base))
 
@@ -206,7 +205,7 @@ class Preparation:
         return _unpacked(await self.store.get(key, make, anew=self.anew), key)
 
     async def _fetched(self) -> Prepared:
-        """The image, unpacked; of a Dockerfile that of FROM, and over it what the rest writes."""
+        """Fetch and unpack the image; for a Dockerfile that of FROM, overlaid with what the rest writes."""
         if self.directory is None:
             made, key = await fetch(self.image or "", self.store, self.timeout_s, anew=self.anew)
             return _unpacked(made, key)
@@ -221,9 +220,9 @@ class Preparation:
         return await self._written(_replayed(_unpacked(made, key), plan, self.directory), left)
 
     async def _on_host(self, why: str, *, may_change: bool) -> Prepared:
-        """The host's programs, and over them what the Dockerfile does, but for FROM.
+        """Use the host's programs, overlaid with what the Dockerfile does after FROM.
 
-        `may_change`: this host, where the provider's sandboxes write to it.
+        `may_change` allows changes to this host, where the provider's sandboxes write to it.
         """
         name = self.provider.name
         capabilities = await self.provider.probe()
@@ -231,7 +230,7 @@ class Preparation:
         if self.directory is None:
             return Prepared(Host(), "host", remarks=(_host_remark(name, self.image or "", why),))
         plan = recipe.read(self._instructions(), {"PATH": path})
-        key = f"host-{host_programs()}"  # what is written lies over them, and must not outlive an upgrade
+        key = f"host-{host_programs()}"  # what is written overlays them, and must not outlive an upgrade
         base = Prepared(Host(), key, remarks=(_host_remark(name, plan.base, why),))
         own = _own_directories(plan)
         if not capabilities.hides_host and not may_change:
@@ -240,7 +239,7 @@ class Preparation:
         return await self._written(prepared, self.timeout_s)
 
     async def _written(self, prepared: Prepared, timeout_s: float) -> Prepared:
-        """Do the replay once, and let sandboxes begin with what it wrote, where the provider can."""
+        """Do the replay once, and let sandboxes start with what it wrote, if the provider can."""
         provider = self.provider
         if not prepared.replay or not isinstance(provider, KeepsWritten) or not await provider.can_keep_written():
             return prepared
@@ -275,7 +274,7 @@ class Preparation:
 
 
 async def create(provider: Provider, spec: Spec, pause: Pause) -> Sandbox:
-    """A new sandbox; `pause` is entered while there is no room for it. As `Provider.create`."""
+    """Create a sandbox; `pause` is entered while there is no room for it. Raises what `Provider.create` raises."""
     with suppress(SandboxNoRoomError):
         return await provider.create(spec, wait=False)
     with pause(ROOM):
@@ -288,7 +287,7 @@ def _there(directory: Path | None) -> Path:
 
 
 def _host_remark(provider: str, image: str, why: str) -> str:
-    """What is told where a task's image is not used."""
+    """Return the remark for a task whose image is not used."""
     told = f"the image {image} is not used ({why}): programs and libraries are this host's"
     if provider != "process":
         return told
@@ -308,7 +307,7 @@ def _unpacked(made: Made, key: str) -> Prepared:
 
 
 def _replayed(base: Prepared, plan: recipe.Recipe, directory: Path) -> Prepared:
-    """`base`, with the plan's steps to be done, and what they change for commands."""
+    """Return `base` with the plan's steps still to be done, and with what they change for commands."""
     key = f"{base.image_key}:{context.content_id(directory, base.image_key)}"
     return replace(
         base,
@@ -323,13 +322,13 @@ def _replayed(base: Prepared, plan: recipe.Recipe, directory: Path) -> Prepared:
 
 
 def host_programs() -> str:
-    """Changes when programs or libraries are installed on this host."""
+    """Return a hash that changes when programs or libraries are installed on this host."""
     found = [Path(name) for name in ("/usr/bin", "/usr/lib", "/usr/local/bin", "/usr/local/lib")]
     return hashlib.sha256(repr([path.stat().st_mtime_ns for path in found if path.exists()]).encode()).hexdigest()[:8]
 
 
 def _spare_host(plan: recipe.Recipe, private: tuple[str, ...]) -> None:
-    """ImageBuildError if the plan may change more of this host than directories that are a sandbox's own."""
+    """Raise ImageBuildError if the plan may change more of this host than the sandbox's own directories."""
 
     def is_private(path: str) -> bool:
         return any(path == own or path.startswith(f"{own}/") for own in private)
@@ -350,6 +349,6 @@ def _spare_host(plan: recipe.Recipe, private: tuple[str, ...]) -> None:
 
 
 def _own_directories(plan: recipe.Recipe) -> tuple[str, ...]:
-    """Of those that the plan fills, what no directory of the host stands in the way of."""
+    """Return the top directories that the plan fills and that do not exist on the host, without those of tasks."""
     tops = dict.fromkeys("/" + path.split("/")[1] for path in plan.directories)
     return tuple(top for top in tops if top not in TASK_DIRECTORIES and not os.path.lexists(top))

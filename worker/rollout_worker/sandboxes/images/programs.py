@@ -1,4 +1,4 @@
-"""The programs that make images on this host: skopeo fetches, umoci unpacks, and podman, buildah or docker builds."""
+"""Programs that make images on this host: skopeo fetches, umoci unpacks, and podman, buildah or docker builds."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ _ASK_S = 15.0
 _SHOWN = 4000
 _ID, _SAVED, _LAYOUT = "id", "saved.tar", "oci"
 _IMAGE = f"{_LAYOUT}:image"
-"""Relative to where programs run: a colon in a path would part it."""
+"""Relative to the programs' working directory, because a colon in a path would split it."""
 _GZIP = ("--dest-compress-format", "gzip", "--dest-compress-level", "1")  # umoci reads no zstd
 
 
 class ProgramError(Exception):
-    """It failed. The message is the end of what it printed."""
+    """A program failed. The message is the end of its output."""
 
 
 def lacking(*, build: bool = False) -> str:
-    """What images cannot be had without on this host, and the remedy; "": nothing is lacking."""
+    """Return which programs for images this host lacks, and the remedy, or "" if none is missing."""
     words = [name for name in ("skopeo", "umoci") if shutil.which(name) is None]
     if build and not any(map(shutil.which, BUILDERS)):
         words.append("podman, buildah or docker")
@@ -53,7 +53,8 @@ def lacking(*, build: bool = False) -> str:
 
 
 async def run(*command: str, cwd: Path | None = None) -> str:
-    """What it prints. ProgramError; ImageError: the disk is full; ImageToolsMissingError."""
+    """Run a program; return its output. Raises ProgramError, ImageError if the disk is full, or
+    ImageToolsMissingError."""
     try:
         done = await run_async(command, cwd=cwd, group=True)
     except FileNotFoundError as error:
@@ -67,12 +68,12 @@ async def run(*command: str, cwd: Path | None = None) -> str:
 
 
 async def copy(source: str, path: Path, *options: str) -> None:
-    """The image `source`, as skopeo names it, to a layout below `path`; again, it goes on. ProgramError, ImageError."""
+    """Copy `source`, a skopeo name, to a layout below `path`; a retry resumes. Raises ProgramError or ImageError."""
     await run("skopeo", "copy", "--quiet", *_GZIP, *options, source, f"oci:{_IMAGE}", cwd=path)
 
 
 async def unpack(path: Path) -> Made:
-    """What was copied: the image's files come to `path`/root. ProgramError, ImageError."""
+    """Unpack what was copied: the image's files go to `path`/root. Raises ProgramError or ImageError."""
     found: dict[str, Any] = json.loads(await run("skopeo", "inspect", "--config", f"oci:{_IMAGE}", cwd=path))
     rootless = () if os.geteuid() == 0 else ("--rootless",)
     await run("umoci", "raw", "unpack", *rootless, "--image", _IMAGE, "root", cwd=path)
@@ -81,7 +82,7 @@ async def unpack(path: Path) -> Made:
 
 
 def made_with(path: Path, config: Mapping[str, Any]) -> Made:
-    """`config`: of the image, as the OCI and Docker have it."""
+    """Return an image with `config`, its configuration as OCI and Docker define it."""
     words: list[str] = config.get("Env") or []
     pairs = [word.partition("=") for word in words]
     user = str(config.get("User") or "").partition(":")[0]
@@ -92,20 +93,20 @@ def made_with(path: Path, config: Mapping[str, Any]) -> Made:
 
 @dataclass(frozen=True, slots=True)
 class Builder:
-    """One of BUILDERS."""
+    """A program that builds images: one of BUILDERS."""
 
     name: str
 
     async def has(self, image: str) -> bool:
-        """Whether it is there already; asked once a process."""
+        """Return whether the builder has the image already; asked once per process."""
         if image not in _there:
             _there[image] = await _answers(self.name, "inspect", "--type", "image", image)
         return _there[image]
 
     async def build(self, directory: Path, path: Path, timeout_s: float, *, anew: bool) -> Made:
-        """The Dockerfile in `directory`, built, with the image's files in `path`/root. ImageError."""
+        """Build the Dockerfile in `directory`; the image's files go to `path`/root. Raises ImageError."""
         tag = f"rollout-build-{secrets.token_hex(8)}"
-        named = ["--layers"] if self.name == "buildah" else ["-t", tag]  # it cannot take a name away and keep layers
+        named = ["--layers"] if self.name == "buildah" else ["-t", tag]  # it cannot remove a tag and keep layers
         options = [*named, "--iidfile", str(path / _ID), *(["--no-cache", "--pull"] if anew else [])]
         try:
             async with asyncio.timeout(timeout_s):
@@ -145,7 +146,7 @@ _there: dict[str, bool] = {}
 
 
 async def find_builder() -> Builder | None:
-    """The first that is there and answers; it is asked once a process."""
+    """Return the first builder that is installed and answers, or None; a found one is not asked again."""
     for name in BUILDERS:
         if not _found and shutil.which(name) is not None and await _answers(name, "info"):
             _found.append(Builder(name))

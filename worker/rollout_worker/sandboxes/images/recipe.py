@@ -1,4 +1,4 @@
-"""What a Dockerfile comes to when it is carried out in a sandbox: steps, and what holds for commands afterwards."""
+"""A Dockerfile as carried out in a sandbox: its steps, and what holds for commands afterwards."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rollout.workloads.job.dockerfile import DockerfileError, Heredoc, Instructi
 
 _SHELL = ("/bin/sh", "-c")
 _SILENT = ("CMD", "EXPOSE", "LABEL", "MAINTAINER", "STOPSIGNAL")
-"""They change nothing for commands that are run in a sandbox."""
+"""Instructions that change nothing for commands in a sandbox."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Files of the context, or given in the Dockerfile itself, to `target`."""
+    """Files of the context, or from the Dockerfile itself, to be copied to `target`."""
 
     sources: tuple[str, ...]
     target: str
@@ -41,7 +41,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """One that must be there."""
+    """A directory that must exist."""
 
     path: str
     line: int
@@ -51,12 +51,12 @@ Step = Run | Copy | Directory
 
 
 def read(instructions: Sequence[Instruction], inherited: Mapping[str, str], *, workdir: str = "/") -> Recipe:
-    """The recipe of the last stage, with those stages it is based upon. `inherited`: variables of its base.
+    """Return the recipe of the last stage, with the stages it is based on. `inherited` are the variables of its base.
 
-    DockerfileError for what cannot be carried out, all of it at once.
+    Raises DockerfileError with everything that cannot be carried out.
     """
     globals_: dict[str, str] = {}
-    for one in instructions[: _first_from(instructions)]:  # of those, all are ARG
+    for one in instructions[: _first_from(instructions)]:  # all of those are ARG
         globals_ |= {name: value or "" for name, value in _assignments(one, globals_)}
     stages = _stages(instructions, globals_)
     chain = [stages[-1]]
@@ -72,7 +72,7 @@ def read(instructions: Sequence[Instruction], inherited: Mapping[str, str], *, w
 
 
 def base_of(instructions: Sequence[Instruction]) -> str:
-    """The image that the last stage begins with."""
+    """Return the image that the last stage starts with."""
     return read([one for one in instructions if one.name in ("ARG", "FROM")], {}).base
 
 
@@ -106,7 +106,7 @@ def _named(stages: Sequence[_Stage], name: str) -> _Stage | None:
 
 
 def _assignments(one: Instruction, values: Mapping[str, str]) -> list[tuple[str, str | None]]:
-    """Of ENV and ARG: NAME=VALUE ..., ENV NAME VALUE, ARG NAME. All see the variables as they were before."""
+    """Parse ENV and ARG: NAME=VALUE ..., ENV NAME VALUE, ARG NAME. All see the variables as they were before."""
     first = one.value.split(None, 1)
     if one.name == "ENV" and first and "=" not in first[0]:
         if len(first) < 2:
@@ -120,10 +120,10 @@ def _assignments(one: Instruction, values: Mapping[str, str]) -> list[tuple[str,
 
 
 class Recipe:
-    """What instructions come to that were taken one after the other.
+    """The result of instructions taken one after the other.
 
-    `base`: the image of FROM; `scratch` for none. `remarks`: what is not done, a sentence each.
-    `entrypoint` None: it says nothing of it, and its base's holds.
+    `base` is the image of FROM, or `scratch`. `remarks` are sentences on what is not done. `entrypoint` is None if that
+    of the base holds.
     """
 
     def __init__(self, base: str, globals_: Mapping[str, str], inherited: Mapping[str, str], workdir: str) -> None:
@@ -143,12 +143,12 @@ class Recipe:
 
     @property
     def env(self) -> dict[str, str]:
-        """What ENV set."""
+        """Variables that ENV set."""
         return {name: value for name, value in self._set.items() if self._inherited.get(name) != value}
 
     @property
     def directories(self) -> tuple[str, ...]:
-        """Directories that it makes, or copies into."""
+        """Directories that the recipe makes or copies into."""
         found: dict[str, None] = {}
         for step in self.steps:
             if isinstance(step, Directory):
@@ -286,7 +286,7 @@ class Recipe:
 
 
 def _script(text: str, shell: tuple[str, ...]) -> tuple[str, ...]:
-    """A here-document that is the whole command: for the shell, or for the program of its first line."""
+    """Return the command for a heredoc that is the whole RUN: for the shell, or for the program of its first line."""
     if not text.startswith("#!"):
         return (*shell, text)
     program = 'f=$(mktemp) && printf \'%s\' "$1" >"$f" && chmod 700 "$f" && "$f"; c=$?; rm -f "$f"; exit $c'

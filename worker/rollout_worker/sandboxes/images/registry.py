@@ -1,4 +1,4 @@
-"""Registries: which one an image's name means, and the login for it."""
+"""Registries: the one that an image's name refers to, and its login."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ DOCKER_HUB = "docker.io"
 
 
 def registry_of(name: str) -> str:
-    """Of `[registry/]repository[:tag][@digest]`, with docker's default."""
+    """Return the registry of `[registry/]repository[:tag][@digest]`, with Docker's default."""
     first, slash, _ = name.partition("/")
     named = slash and ("." in first or ":" in first or first == "localhost")
     return DOCKER_HUB if not named or first == f"index.{DOCKER_HUB}" else first
 
 
 def is_here(registry: str) -> bool:
-    """Registries of this machine speak HTTP, as for docker."""
+    """Return whether a registry is on this machine; such registries speak HTTP, as for Docker."""
     name = registry.rpartition(":")[0] if ":" in registry else registry
     try:
         return name == "localhost" or ipaddress.ip_address(name.strip("[]")).is_loopback
@@ -28,7 +28,7 @@ def is_here(registry: str) -> bool:
 
 
 def login_of(registry: str) -> str | None:
-    """Of `docker login` and `podman login`, where it is in the file itself: `user:password`, as base64."""
+    """Return the login that `docker login` or `podman login` stored in its file, `user:password` in base64, or None."""
     names = ("https://index.docker.io/v1/", DOCKER_HUB) if registry == DOCKER_HUB else (registry, f"https://{registry}")
     places = [
         Path(os.environ.get("REGISTRY_AUTH_FILE", "")),

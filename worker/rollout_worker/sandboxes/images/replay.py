@@ -1,4 +1,4 @@
-"""Carrying out a Dockerfile's instructions in a sandbox."""
+"""Execution of a Dockerfile's instructions in a sandbox."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from rollout_worker.sandboxes.images.recipe import Copy, Directory, Run, Step
 from rollout_worker.sandboxes.port import Finished, Sandbox
 
 _SHOWN = 4000
-_PATHS = 500  # of one command
+_PATHS = 500  # per command
 _NONE: Mapping[str, str] = MappingProxyType({})
 
 
 async def carry_out(
     steps: Sequence[Step], sandbox: Sandbox, directory: Path, timeout_s: float, *, build_s: float | None = None
 ) -> None:
-    """All steps, in `timeout_s` together. `build_s`: what the task gives the whole build, of which that is left.
+    """Carry out all steps within `timeout_s`. `build_s` is the timeout of the whole build, of which that is left.
 
-    ImageBuildError, ImageBuildTimeoutError, SandboxGoneError.
+    Raises ImageBuildError, ImageBuildTimeoutError or SandboxGoneError.
     """
     until = time.monotonic() + timeout_s
-    own = sandbox.spec.directories  # they are there from the beginning
+    own = sandbox.spec.directories  # they exist from the start
     replay = _Replay(sandbox, directory, until)
     for step in dropwhile(lambda step: isinstance(step, Directory) and step.path in own, steps):
         try:
@@ -80,7 +80,7 @@ class _Replay:
     async def _exec(
         self, argv: Sequence[str], user: str | int | None = None, env: Mapping[str, str] = _NONE, cwd: str = "/"
     ) -> Finished:
-        who = user if self.sandbox.capabilities.users else None  # `prepare` has told of it
+        who = user if self.sandbox.capabilities.users else None  # `prepare` made a remark about it
         left = max(0.01, self.until - time.monotonic())
         return await self.sandbox.exec(argv, env=env, cwd=cwd, user=who, timeout_s=left)
 

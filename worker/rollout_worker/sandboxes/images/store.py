@@ -1,8 +1,8 @@
-"""Images that were made here, each in a directory named by its content; shared by the processes of this host.
+"""Images made here, each in a directory named after its content, and shared by the processes of this host.
 
-STATE/images/KEY/          what was made, and image.json
-STATE/images/KEY.lock      held by whoever makes it
-STATE/images/.making-KEY   not yet whole
+STATE/images/KEY/          the image and image.json
+STATE/images/KEY.lock      held by the process that makes it
+STATE/images/.making-KEY   not yet complete
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = structlog.get_logger()
 
 KEEP_BYTES = 50 << 30
 KEEP_S = 48 * 3600.0
-"""What was asked for in this time is not removed: a trial may still run on it."""
+"""Time for which a requested image is not removed: a trial may still run on it."""
 _RECORD = "image.json"
 _BEGUN = time.time()
 _LOOK_S = 0.1
@@ -35,7 +35,7 @@ _LOOK_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """An image's directory, and what its configuration says. `size`: in bytes, once it is kept."""
+    """An image's directory, and its configuration. `size` is in bytes, set once it is stored."""
 
     path: Path = field(default_factory=Path)
     env: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -49,7 +49,7 @@ _RECORDS = TypeAdapter(Made)
 
 
 Pause = Callable[[str], AbstractContextManager[None]]
-"""Entered while nothing goes on but waiting for others, with what is waited for."""
+"""Context entered, with a description, while nothing goes on but waiting for others."""
 
 
 def no_pause(what: str) -> AbstractContextManager[None]:
@@ -57,11 +57,11 @@ def no_pause(what: str) -> AbstractContextManager[None]:
 
 
 Make = Callable[[Path], Awaitable[Made]]
-"""Fills a directory that is empty; the `path` of what it returns is ignored."""
+"""Function that fills an empty directory; the `path` of its result is ignored."""
 
 
 class Store:
-    """All of it survives a crash: what is not whole has another name."""
+    """A store that survives a crash: what is incomplete has another name."""
 
     def __init__(self, state: Path, *, keep_bytes: int = KEEP_BYTES, keep_s: float = KEEP_S) -> None:
         self.directory = state.absolute() / "images"
@@ -69,7 +69,7 @@ class Store:
         self._keep_s = keep_s
 
     def find(self, key: str) -> Made | None:
-        """What there is under this key; it is then kept for a while."""
+        """Return the image with this key, which is then kept for a while, or None."""
         path = self.directory / key
         try:
             made = _RECORDS.validate_json((path / _RECORD).read_bytes())
@@ -79,11 +79,10 @@ class Store:
         return replace(made, path=path)
 
     async def get(self, key: str, make: Make, *, anew: bool = False, pause: Pause = no_pause) -> Made:
-        """What there is, or else what `make` makes; one process makes it, others wait for that.
+        """Return the image with this key, or what `make` makes; one process makes it, others wait for that.
 
-        `pause`: entered while another one makes it.
-        `anew`: make it though it is there, unless it was made since this process began.
-        ImageError: no room on the disk, or what `make` raises.
+        `pause` is entered while another one makes it. `anew` makes it again, unless it was made since this process
+        began. Raises ImageError if the disk has no room, and what `make` raises.
         """
         if not anew and (found := await asyncio.to_thread(self.find, key)) is not None:
             return found
@@ -115,14 +114,14 @@ class Store:
             raise
         found = self.find(key)
         assert found is not None
-        with contextlib.suppress(OSError):  # room is made for what comes next; this one is there
+        with contextlib.suppress(OSError):  # this makes room for later images; this one is stored
             await asyncio.to_thread(self.prune)
         return found
 
     def _finish(self, key: str, making: Path, made: Made) -> None:
         (making / _RECORD).write_bytes(_RECORDS.dump_json(replace(made, size=trees.usage(str(making)))))
         target = self.directory / key
-        if target.exists():  # made anew: sandboxes that run have the old one still open
+        if target.exists():  # made again: running sandboxes still use the old one
             old = self.directory / f".old-{key}-{time.time_ns()}"
             target.rename(old)
         making.rename(target)
@@ -139,7 +138,7 @@ class Store:
             os.close(fd)
 
     def prune(self) -> None:
-        """Remove what was not asked for of late, the longest unused first, until the rest is small enough."""
+        """Remove what was not requested recently, the longest unused first, until the rest is small enough."""
         now = time.time()
         entries: list[tuple[float, int, Path]] = []
         for path in self.directory.iterdir():
