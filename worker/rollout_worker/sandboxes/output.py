@@ -1,4 +1,4 @@
-"""What a command printed: all of it while it is short; else its head and tail, and a file with the rest between."""
+"""The output of a command: all of it if it is short, else its head and tail, and a file that has the middle too."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from io import BufferedWriter
 from pathlib import Path
 
 FILE_BYTES = 1 << 30
-"""Of one stream, at most, in its file. What comes later only moves the tail."""
+"""Most bytes of one stream in its file. Later output only moves the tail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +23,11 @@ class Output:
 
     @property
     def missing(self) -> int:
-        """Bytes between head and tail."""
+        """Number of bytes between head and tail."""
         return self.size - len(self.head) - len(self.tail)
 
     def text(self) -> str:
-        """For people: UTF-8, with a mark where bytes are missing and U+FFFD for what is no text."""
+        """Decode as UTF-8 for display, with a mark where bytes are missing and U+FFFD for invalid bytes."""
         if not self.missing:
             return (self.head + self.tail).decode(errors="replace")
         where = f", see {self.file}" if self.file else ""
@@ -36,7 +36,7 @@ class Output:
 
 
 class Capture:
-    """Gathers one stream in bounded memory. `path` is asked for only when the stream is long."""
+    """Collects one stream in bounded memory. `path` is called only if the stream is long."""
 
     def __init__(self, keep: int, path: Callable[[], Path], file_bytes: int = FILE_BYTES) -> None:
         self._keep = keep
