@@ -1,4 +1,4 @@
-"""One command that runs detached in a sandbox which is reached by exec only."""
+"""A command that runs detached in a sandbox reached by exec only."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _LEAST_S = 0.1
 
 
 class Detached:
-    """Output is asked for by offset, so that an answer that was lost is asked for again: nothing is lost or doubled.
-    `clear`: called when nobody waits for it any more."""
+    """A detached command. Output is requested by offset, so a lost answer is requested again and nothing is lost or
+    duplicated. `clear` is called when nobody waits for it any more."""
 
     def __init__(self, shell: Shell, directory: str, asked: Asked, clear: Callable[[], None]) -> None:
         self._shell = shell
@@ -60,7 +60,7 @@ class Detached:
         return "memory" if ended is not None and self._memory_was_hit else None
 
     async def _send(self) -> None:
-        """Standard input, in pieces, never far ahead of whoever reads it."""
+        """Send standard input in pieces, never far ahead of the reader."""
         number = 0
         async for data in self._asked.pieces(self._shell.reach.bytes_in):
             script = scripts.feed(self._directory, number, len(data), _AHEAD)
@@ -77,12 +77,12 @@ class Detached:
                 return status
 
     async def drain(self) -> None:
-        """What it had printed, once everything is killed."""
+        """Read what it had printed, once everything is killed."""
         _, sizes = await self._poll(0)
         await self._rest(sizes)
 
     async def _rest(self, sizes: tuple[int, int]) -> None:
-        """Not more than that: what it left running may go on to print."""
+        """Read up to these sizes and no further: processes it left running may go on printing."""
         while self._read["stdout"] < sizes[0] or self._read["stderr"] < sizes[1]:
             before = dict(self._read)
             await self._poll(0)
