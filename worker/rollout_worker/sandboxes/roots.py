@@ -1,4 +1,4 @@
-"""What a sandbox sees as its root, made in a mount namespace of its own that goes with it. Standard library only."""
+"""A sandbox's root, made in a mount namespace of its own and gone with it. Standard library only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from rollout_worker.sandboxes import kernel
 
 _BUILT = 77
-"""Exit code of the one command that bubblewrap runs: the root is complete."""
+"""Exit code of the one command that bubblewrap runs, which shows that the root is complete."""
 _LOOK_S = 2.0
 _READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
 _HIDDEN = (
@@ -32,10 +32,10 @@ _HIDDEN = (
 
 
 def of_host(config: dict[str, Any]) -> None:
-    """The host's root with private directories: every entry of `/` but /proc is bound into a new root. OSError.
+    """Bind every entry of the host's `/` but /proc into a new root, with private directories. Raises OSError.
 
-    `point`: an empty directory of the host that new roots are mounted at; `private`: pairs of a path in the sandbox and
-    the directory behind it; `mounts`: (source, target, read-only); `hidden`: a directory of the host that is covered.
+    `point` is an empty directory of the host where new roots are mounted, `private` has pairs of a path in the sandbox
+    and the directory behind it, `mounts` has (source, target, read-only), `hidden` is a directory of the host to cover.
     """
     root: str = config["point"]
     private: list[tuple[str, str]] = sorted(config["private"])
@@ -68,7 +68,7 @@ def enter(root: str) -> None:
 
 
 def _bind_entry(entry: os.DirEntry[str], target: str) -> None:
-    """What others remove from the host's root meanwhile is left out."""
+    """Bind an entry, unless it was removed from the host's root meanwhile."""
     try:
         if entry.is_symlink():
             os.symlink(os.readlink(entry.path), target)
@@ -97,13 +97,12 @@ def bind(source: str, target: str, *, read_only: bool) -> None:
 
 
 def by_bubblewrap(config: dict[str, Any]) -> int:
-    """Let bubblewrap make the root, enter it, and return its mount namespace. OSError, with what bubblewrap said.
+    """Let bubblewrap make the root, enter it, and return its mount namespace. Raises OSError with bubblewrap's message.
 
-    `overlays`: (lowers with the topmost first, upper, work, name, options) are mounted first, since bubblewrap learned
-    that only in 0.11: below `point`, a directory that stays. Removing one that is a mount point elsewhere would wait
-    for the kernel.
-    bubblewrap is held before it runs its command, until its mount namespace is open here; so nothing needs to stay
-    alive in the sandbox to keep it.
+    `overlays` (lowers with the topmost first, upper, work, name, options) are mounted first, because bubblewrap
+    supports them only since 0.11. They lie below `point`, a directory that stays, because removing one that is a mount
+    point elsewhere would wait for the kernel. bubblewrap is blocked before it runs its command until its mount
+    namespace is open here, so no process needs to stay alive in the sandbox to keep it.
     """
     kernel.mount("tmpfs", config["point"], "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=755,size=64k")
     for lowers, upper, work, name, options in config["overlays"]:
@@ -156,10 +155,10 @@ def by_bubblewrap(config: dict[str, Any]) -> int:
 
 
 def guard_proc() -> None:
-    """Take from /proc what would change or show the whole machine.
+    """Make read-only or hide what in /proc would change or show the whole machine.
 
-    Files of /proc/sys belong to the user with number 0, and ask for no capability; bubblewrap leaves them, as it thinks
-    of users that are not root. The lists are those of container engines.
+    Files of /proc/sys belong to uid 0 and require no capability; bubblewrap leaves them, because it is made for users
+    other than root. The lists are those of container engines.
     """
     for name in _READ_ONLY:
         if os.path.exists(name):
@@ -172,7 +171,8 @@ def guard_proc() -> None:
 
 
 def _open_mounts(pid: int) -> int:
-    """The mount namespace of bubblewrap's child that is not ours; -1: none. It tells a pid, but of the sandbox's."""
+    """Open the mount namespace of bubblewrap's child that is not ours; return -1 if there is none. The pid that
+    bubblewrap reports is no help, because it belongs to the sandbox's pid namespace."""
     own = os.stat("/proc/self/ns/mnt").st_ino
     until = time.monotonic() + _LOOK_S
     while time.monotonic() < until:
@@ -204,5 +204,5 @@ def _read_to_end(fd: int) -> bytes:
 
 
 def _escape(path: str) -> str:
-    """For mount options, where commas part them and colons the layers."""
+    """Escape a path for mount options, where commas separate options and colons separate layers."""
     return path.replace("\\", "\\\\").replace(":", "\\:").replace(",", "\\,")

@@ -1,4 +1,4 @@
-"""What a sandbox must not see, change or reach."""
+"""Cases on what a sandbox must not see, change or reach."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ async def the_host_is_out_of_reach(bench: Bench) -> None:
 
 
 MACHINE = ("kernel/core_pattern", "kernel/panic", "kernel/modprobe", "vm/overcommit_memory", "fs/file-max")
-"""Below /proc/sys: of the whole machine, whatever namespace asks. Only ever looked at: a write would be for real."""
+"""Files of /proc/sys that concern the whole machine in any namespace. Only inspected: a write would take effect."""
 
 
 @case
@@ -184,7 +184,7 @@ class _Server:
 
 
 async def _talk(sandbox: Sandbox, host: str, port: int, *lines: str) -> Finished:
-    """Connect from within, send lines, print what comes."""
+    """Connect from inside, send lines, print the answer."""
     needs((await sandbox.exec("command -v bash")).ok, "there is no bash to connect with")
     send = "".join(f"{line}\\r\\n" for line in lines)
     script = f"exec 3<>/dev/tcp/{host}/{port} || exit 9; printf '{send}' >&3; timeout 10 cat <&3"

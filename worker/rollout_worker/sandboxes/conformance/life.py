@@ -1,4 +1,4 @@
-"""The end of a sandbox, wanted or not, and what is refused."""
+"""Cases on the end of a sandbox, requested or not, and on refusals."""
 
 from __future__ import annotations
 
