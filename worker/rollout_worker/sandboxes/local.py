@@ -46,9 +46,9 @@ class Features:
     """The features found to work here, and why the others do not."""
 
     namespaces: bool
-    network: bool  # one of its own
+    network: bool  # a network namespace of its own
     overlay: bool
-    uplink: bool = False  # and a way out of it
+    uplink: bool = False  # and egress from it
     notes: tuple[str, ...] = ()
 
 
@@ -105,7 +105,7 @@ class LocalProvider(OwningProvider[LocalSandbox]):
     async def _disconnect(self, *, cleared: bool) -> None:
         await self._zygote.stop()
 
-    # What there is
+    # Probing
 
     async def _find(self) -> Capabilities:
         """Return the capabilities of the first of `_ways` whose sandbox runs a command."""
@@ -170,7 +170,7 @@ class LocalProvider(OwningProvider[LocalSandbox]):
 
     def enforcement(self, features: Features) -> dict[LimitName, Enforcement]:
         by_group = self._groups.directories
-        # RLIMIT_NPROC counts a user's processes in its user namespace, and does not hold root (getrlimit(2)).
+        # RLIMIT_NPROC counts a user's processes in its user namespace, and does not apply to root (getrlimit(2)).
         nproc = features.namespaces and os.geteuid() != 0
         return {
             "cpus": "kernel" if "cpu" in by_group else "no",
@@ -276,5 +276,5 @@ class LocalProvider(OwningProvider[LocalSandbox]):
         if how["memory"] == "process":
             limits["RLIMIT_DATA"] = spec.limits.memory_mb * MIB
         if "pids" not in self._groups.directories and how["pids"] == "kernel":
-            limits["RLIMIT_NPROC"] = spec.limits.pids + 2  # its pid 1 and the sandbox_init are of this user too
+            limits["RLIMIT_NPROC"] = spec.limits.pids + 2  # its pid 1 and the sandbox_init run as this user too
         return limits

@@ -61,7 +61,7 @@ class LocalFiles:
             try:
                 with os.fdopen(writer, "wb") as stream:
                     return trees.pack(str(source), stream)
-            except BrokenPipeError:  # the other side has given up, and says why
+            except BrokenPipeError:  # the other side failed and reports why
                 return None
 
         (sent, _), fault = await self._both(send, {"what": "unpack", "path": target}, reader)
@@ -75,7 +75,7 @@ class LocalFiles:
         def receive() -> trees.Moved | None:
             with os.fdopen(reader, "rb") as stream:
                 moved = _unpack(stream, target, bounds)
-                while stream.read(1 << 16):  # what follows the archive's end
+                while stream.read(1 << 16):  # padding after the end of the archive
                     pass
                 return moved
 
@@ -145,5 +145,5 @@ def _unpack(stream: BinaryIO, target: Path, bounds: Bounds) -> trees.Moved | Non
     most, entries = bounds.max_bytes, bounds.max_entries
     try:
         return trees.unpack(stream, str(target), leave=False, max_bytes=most, max_entries=entries)
-    except tarfile.ReadError:  # cut off: the other side failed, and says why
+    except tarfile.ReadError:  # truncated: the other side failed and reports why
         return None

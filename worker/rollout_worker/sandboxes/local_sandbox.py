@@ -72,7 +72,7 @@ class LocalSandbox(WatchedSandbox):
             "home": "HOME" not in self.spec.env and "HOME" not in asked.env,
             "rlimits": self._setting.rlimits,
         }
-        async with self._killing:  # what is begun while a kill goes on would be killed too
+        async with self._killing:  # a command started during a kill would be killed too
             pass
         return Running(self._sandbox_init, body, asked, self._hits, self._keep_draining)
 
@@ -87,8 +87,8 @@ class LocalSandbox(WatchedSandbox):
         stray.add_done_callback(self._strays.discard)
 
     async def kill(self) -> None:
-        async with self._killing:  # two at once would end each other
-            for _ in range(_KILLS):  # the process that kills is in the sandbox, where others may kill it before it does
+        async with self._killing:  # two kills at once would kill each other
+            for _ in range(_KILLS):  # the killer runs in the sandbox, where others may kill it first
                 answer = await self._sandbox_init.ask("kill")
                 if answer.get("exit") == 0:
                     return

@@ -107,7 +107,7 @@ class ModalReach(Reach):
     async def fetch(self, path: str, target: Path) -> bool:
         try:
             await self._sandbox.filesystem.copy_to_local.aio(path, str(target))
-        except (self._modal.exception.Error, OSError):  # what it cannot do, calls can
+        except (self._modal.exception.Error, OSError):  # calls work where this does not
             return False
         return True
 
@@ -156,7 +156,7 @@ class ModalProvider(ServiceProvider):
         except self._modal.exception.Error as error:
             raise SandboxCreateError(f"sandboxes of Modal cannot be listed: {error}") from error
 
-    # What there is
+    # Probing
 
     def _remarks(self) -> list[str]:
         return ["storage and the number of processes are the service's"]

@@ -36,7 +36,7 @@ def _removed(pid: int) -> Iterator[os.stat_result]:
                     yield status
     with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", "rb") as file:
         for addresses in _MAPPED.findall(file.read()):
-            with contextlib.suppress(OSError):  # only who is root of the machine may
+            with contextlib.suppress(OSError):  # only root of the machine may
                 yield os.stat(f"/proc/{pid}/map_files/{addresses.decode()}")
 
 

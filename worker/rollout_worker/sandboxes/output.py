@@ -61,7 +61,7 @@ class Capture:
             self._head += data[:room]
             data = data[room:]
         self._tail += data
-        # Cut now and then, not with each piece: the tail is moved once for each `keep` bytes.
+        # Cut seldom, not at each piece: the tail is moved once for each `keep` bytes.
         if len(self._tail) > 2 * self._keep:
             del self._tail[: len(self._tail) - self._keep]
 
@@ -70,7 +70,7 @@ class Capture:
             return
         try:
             self._in_file += self._file.write(data[: self._file_bytes - self._in_file])
-        except OSError:  # the disk is full: `in_file` says how much is there, and the command goes on
+        except OSError:  # the disk is full: `in_file` records how much was written, and the command goes on
             self._file_bytes = self._in_file
 
     def close(self) -> Output:

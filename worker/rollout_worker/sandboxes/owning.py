@@ -35,7 +35,7 @@ log = structlog.get_logger()
 
 S = TypeVar("S", bound=Sandbox)
 PROXY_PORT = 3128
-_ROOM_S = 0.1  # until claims are counted again: owners in other processes do not tell when they free something
+_ROOM_S = 0.1  # between counts of claims: owners in other processes do not signal when they free capacity
 _REAP_EVERY_S = 5.0
 _KEPT = {"process": "for each process only", "watched": "by looking now and then", "no": "not at all"}
 
@@ -56,7 +56,7 @@ class OwningProvider(Provider, Generic[S]):
         self._made = 0
         self._probing = asyncio.Lock()
         self._found: Capabilities | None = None
-        self._turn = asyncio.Lock()  # in order: a sandbox that needs much is not overtaken for ever by small ones
+        self._turn = asyncio.Lock()  # FIFO, so that small sandboxes do not starve a large one
         self._freed = asyncio.Event()
         self._sandboxes: dict[str, S] = {}
 
@@ -118,7 +118,7 @@ class OwningProvider(Provider, Generic[S]):
     async def _is_dead(self, owner: str) -> bool:
         return owner != self._owner and await in_thread(self._journal.is_dead, owner)
 
-    # What there is
+    # Probing
 
     async def probe(self) -> Capabilities:
         async with self._probing:
@@ -263,7 +263,7 @@ class OwningProvider(Provider, Generic[S]):
     async def _give_up(self, claim: Claim, *, begun: bool) -> None:
         try:
             await self._clear(claim, begun=begun)
-        except SandboxTeardownError as error:  # why it was not made is what matters; its claim stays
+        except SandboxTeardownError as error:  # the first error matters more; the claim stays
             log.warning("sandbox_not_removed", sandbox=claim.name, error=error.message)
             self._free(claim)
 

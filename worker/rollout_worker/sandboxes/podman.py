@@ -41,7 +41,7 @@ class PodmanProvider(EngineProvider):
 def _largest_pid() -> int:
     try:
         return int(Path("/proc/sys/kernel/pid_max").read_text())
-    except OSError:  # no Linux: podman runs in a machine of its own
+    except OSError:  # not Linux: podman runs in a virtual machine
         return resource.RLIM_INFINITY
 
 

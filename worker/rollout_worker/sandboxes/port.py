@@ -152,18 +152,18 @@ class Capabilities:
     """What a provider can do on this machine, as found by trying it."""
 
     private_directories: bool = False
-    own_processes: bool = False  # neither sees nor signals processes outside
+    own_processes: bool = False  # cannot see or signal processes outside
     hides_sandboxes: bool = False  # files of other sandboxes are out of reach
-    hides_host: bool = False  # files of the host are out of reach, but for its programs and what is mounted
+    hides_host: bool = False  # files of the host are out of reach, except its programs and mounts
     writable_root: bool = False  # paths beside the private directories can be written, and no one else sees it
     users: bool = False  # commands can run as other users than the default
     roots: frozenset[Literal["host", "rootfs", "image"]] = frozenset()
     networks: frozenset[NetworkMode] = frozenset()
     limits: Mapping[LimitName, Enforcement] = field(default_factory=lambda: _NO_LIMITS)
     mounts: bool = True  # files of this host can be mounted
-    ends_daemons: bool = True  # a deadline also ends what left its session, its parent and its environment
-    left_behind: bool = True  # what a command leaves running may go on to print
-    notes: tuple[str, ...] = ()  # a sentence each: what is not isolated, and why something is missing
+    ends_daemons: bool = True  # a deadline also kills what left its session, parent and environment
+    left_behind: bool = True  # processes that a command leaves running may go on printing
+    notes: tuple[str, ...] = ()  # one sentence each: what is not isolated, and why a feature is missing
 
 
 CONTAINER = Capabilities(
@@ -179,7 +179,7 @@ class Finished:
     """The result of a command. `limit` is the sandbox's limit that was hit while it ran and killed processes."""
 
     how: Ending
-    exit_code: int | None  # if `exited`; 127: no such command, 126: it cannot be run
+    exit_code: int | None  # if `exited`; 127: command not found, 126: it cannot be run
     signal: int | None  # if `signalled`
     stdout: Output
     stderr: Output
@@ -393,7 +393,7 @@ class Sandbox(ABC):
         asked = Asked(words, env or {}, cwd, user, stdin, captures, on_output)
         try:
             running = await self._begin(asked)
-            begun = time.monotonic()  # what it takes to get there is not the command's time
+            begun = time.monotonic()  # startup does not count as the command's time
             ended = await self._until_ended(running, timeout_s)
         finally:
             outputs = {name: capture.close() for name, capture in captures.items()}
@@ -413,7 +413,7 @@ class Sandbox(ABC):
             return None
         except SandboxGoneError:
             raise
-        except BaseException:  # cancelled, or a fault of `on_output`: nobody waits for the command any more
+        except BaseException:  # cancelled, or `on_output` failed: nobody waits for the command any more
             await self._kill_left()
             raise
         finally:

@@ -63,7 +63,7 @@ class ProcessProvider(LocalProvider):
             hides_sandboxes=features.namespaces,
             hides_host=False,
             writable_root=False,
-            users=features.namespaces and os.geteuid() == 0,  # others cannot reach the directory of a bare one
+            users=features.namespaces and os.geteuid() == 0,  # without namespaces, others cannot access its directory
             roots=frozenset({"host"}),
             networks=self.networks(features),
             limits=self.enforcement(features),
@@ -101,7 +101,7 @@ class ProcessProvider(LocalProvider):
             self.write_resolv_conf(box / "in" / "resolv.conf", spec)
             mounts.insert(0, (str(box / "in" / "resolv.conf"), str(RESOLV_CONF.resolve()), True))
         return {
-            # Who is root could else take off what covers other sandboxes.
+            # Otherwise root could unmount what covers other sandboxes.
             "drop": True,
             "host": {
                 "point": str(self.mount_point),

@@ -24,7 +24,7 @@ async def start_program(module: str, function: str, fd: int, *arguments: str) ->
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.DEVNULL,
-        env={"PATH": os.defpath},  # what it has in its environment, its forks have too
+        env={"PATH": os.defpath},  # its forks inherit its environment
         cwd="/",
         start_new_session=True,
     )

@@ -25,7 +25,7 @@ _HEAD_BYTES = 1 << 16
 _HEAD_S = 30.0
 _CONNECT_S = 20.0
 _CHUNK = 1 << 16
-# RFC 9112, 3 and 5: no line that a server could read as two, none that continues another, no space before the colon.
+# RFC 9112, 3 and 5: no line that a server could read as two, no folded line, no space before the colon.
 _METHOD = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VERSION = re.compile(r"HTTP/1\.[01]")
 _FIELD = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\r\n\0]*")
@@ -67,7 +67,7 @@ class Proxy:
         self._serving.add(task)
         try:
             await self._serve(reader, writer)
-        except (OSError, asyncio.IncompleteReadError):  # one of the two ends went away
+        except (OSError, asyncio.IncompleteReadError):  # one of the two ends disconnected
             pass
         finally:
             self._serving.discard(task)
@@ -147,7 +147,7 @@ def _understand(head: bytes) -> tuple[str, str, int, bytes]:
         raise _Refused("400 Bad Request", "a header field is malformed")
     kept = [field for field in given if not _NOT_SENT_ON.match(field)]
     authority = parts.netloc.rpartition("@")[2]
-    # One request a connection: the next may be for another host, which would have to be checked.
+    # One request per connection, because the next may be for another host, which would have to be checked.
     onward = [f"{method} {path} {version}", f"Host: {authority}"]
     return method, host, port or 80, b"\r\n".join([*map(str.encode, onward), *kept, b"Connection: close", b"", b""])
 

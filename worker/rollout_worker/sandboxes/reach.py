@@ -43,7 +43,7 @@ class Reach(ABC):
     takes_input: bool = True
     bytes_in: int = 1 << 20
     bytes_out: int = 4 << 20
-    wait_s: float = 10.0  # for what happens inside, within one call: connections on which nothing moves are dropped
+    wait_s: float = 10.0  # for waiting inside one call, because idle connections are dropped
     patience_s: float = 60.0
 
     async def fetch(self, path: str, target: Path) -> bool:

@@ -86,7 +86,7 @@ class Detached:
         while self._read["stdout"] < sizes[0] or self._read["stderr"] < sizes[1]:
             before = dict(self._read)
             await self._poll(0)
-            if self._read == before:  # somebody in the sandbox cut the file
+            if self._read == before:  # a process in the sandbox truncated the file
                 return
 
     async def _poll(self, wait_s: float) -> tuple[Ended | None, tuple[int, int]]:
@@ -95,7 +95,7 @@ class Detached:
         try:
             said = (await self._shell.once(scripts.poll(self._directory, out, err, wait_s, most))).out
             self._wait_s = min(2 * self._wait_s, self._shell.reach.wait_s)
-        except DroppedError:  # perhaps since nothing moved for so long
+        except DroppedError:  # perhaps because the connection was idle for so long
             self._wait_s = max(self._wait_s / 2, _LEAST_S)
             said = await self._shell.check(scripts.poll(self._directory, out, err, 0, most))
         head, _, data = said.partition(b"\n")

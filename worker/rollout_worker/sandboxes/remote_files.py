@@ -125,7 +125,7 @@ class RemoteFiles:
     async def _spool(self) -> AsyncGenerator[str]:
         spool = f"{self._base}/t-{secrets.token_hex(6)}"
         yield spool
-        # What is left after a fault goes with the sandbox.
+        # After an error, the rest is removed with the sandbox.
         await self._shell.run(f'rm -rf "{spool}" "{spool}".*')
 
 
@@ -158,7 +158,7 @@ def _unpack(archive: BinaryIO, target: Path, bounds: Bounds, said: str) -> Trans
     left, chooser = _left_out(said), trees.Chooser(bounds.selection)
     try:
         return archives.unpack(archive, target, bounds, _plain_name, chooser, left)
-    except tarfile.ReadError:  # cut off, since it grew beyond any bound
+    except tarfile.ReadError:  # truncated, because it grew beyond any bound
         raise trees.TooLargeError from None
 
 

@@ -117,7 +117,7 @@ class RemoteSandbox(Sandbox):
             raise SandboxRefusedError(why, reasons=[why]) from None
         except SandboxGoneError:
             raise
-        except BaseException:  # it may have begun
+        except BaseException:  # it may have started
             await self._kill_left()
             await detached.close()
             raise
@@ -152,7 +152,7 @@ class RemoteSandbox(Sandbox):
         left = b""
         for _ in range(1 if self._kill == "marked" else 10):
             if self._kill != "marked":
-                with contextlib.suppress(DroppedError):  # whoever waits for the call inside is killed too
+                with contextlib.suppress(DroppedError):  # the process that waits for the call inside is killed too
                     await self._shell.once(self._end_all(verify=False))
             answer = await self._shell.run(self._end_all(verify=True))
             if answer.code == 0:

@@ -83,7 +83,7 @@ def _bind_entry(entry: os.DirEntry[str], target: str) -> None:
 def _make_point(source: str, target: str) -> None:
     if stat.S_ISDIR(os.stat(source).st_mode):
         os.makedirs(target, exist_ok=True)
-    elif not os.path.exists(target):  # one that is there may be another user's
+    elif not os.path.exists(target):  # an existing one may be another user's
         os.makedirs(os.path.dirname(target), exist_ok=True)
         os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
 
@@ -91,7 +91,7 @@ def _make_point(source: str, target: str) -> None:
 def bind(source: str, target: str, *, read_only: bool) -> None:
     kernel.mount(source, target, None, kernel.MS_BIND | kernel.MS_REC)
     if read_only:
-        # A user namespace may not take off flags that a mount had: they are given again (mount_namespaces(7)).
+        # A user namespace may not clear the flags of a mount, so they are set again (mount_namespaces(7)).
         kept = os.statvfs(target).f_flag & (kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
         kernel.mount("none", target, None, kernel.MS_BIND | kernel.MS_REMOUNT | kernel.MS_RDONLY | kept)
 
@@ -110,7 +110,7 @@ def by_bubblewrap(config: dict[str, Any]) -> int:
         os.mkdir(where)
         lower = ":".join(_escape(path) for path in lowers)
         data = f"lowerdir={lower},upperdir={_escape(upper)},workdir={_escape(work)}{options}"
-        try:  # nothing of it is kept over a crash: no need to wait for the disk when it goes (overlayfs.rst, volatile)
+        try:  # it need not survive a crash, so its unmount need not wait for the disk (overlayfs.rst, volatile)
             kernel.mount("overlay", where, "overlay", 0, f"{data},volatile")
         except OSError as error:
             if error.errno != errno.EINVAL:
@@ -122,7 +122,7 @@ def by_bubblewrap(config: dict[str, Any]) -> int:
 
     processes = os.open("/proc/self/ns/pid_for_children", os.O_RDONLY | os.O_CLOEXEC)
 
-    # Told of the namespace that it is in already, bubblewrap mounts a /proc of that instead of the host's.
+    # Given the namespace that it is already in, bubblewrap mounts a /proc of that instead of the host's.
     fds = ["--info-fd", str(tell), "--block-fd", str(held), "--pidns", str(processes)]
     argv = [config["program"], *fds, *config["arguments"], "--", "/bin/sh", "-c", f"exit {_BUILT}"]
     for fd in (held, tell, processes):
@@ -176,10 +176,10 @@ def _open_mounts(pid: int) -> int:
     own = os.stat("/proc/self/ns/mnt").st_ino
     until = time.monotonic() + _LOOK_S
     while time.monotonic() < until:
-        for child in _children(pid):  # of a process that has ended there are none
+        for child in _children(pid):  # empty if the process has ended
             try:
                 fd = os.open(f"/proc/{child}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError:  # the one that only entered the pid namespace for the other has ended
+            except FileNotFoundError:  # the intermediate child, which only entered the pid namespace, has ended
                 continue
             if os.fstat(fd).st_ino != own:
                 return fd

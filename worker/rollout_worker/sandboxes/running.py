@@ -105,7 +105,7 @@ class Running:
             waited = [*self._pumps, *([self._input] if self._input else [])]
             for task in waited:
                 task.cancel()
-            await asyncio.gather(*waited, return_exceptions=True)  # the first fault was raised already
+            await asyncio.gather(*waited, return_exceptions=True)  # the first error was raised already
             outputs = [pipes.read_until(fd, None, lambda _: None) for fd in self._outputs.values()]
             await asyncio.gather(*outputs)
         finally:

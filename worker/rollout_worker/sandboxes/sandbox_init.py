@@ -35,7 +35,7 @@ MESSAGE_BYTES = 1 << 16
 KILL_S = 5.0
 NAMES_MAX = 3
 _LIST_BYTES = 1 << 20  # of /etc/passwd and /etc/group, at most
-# By the interpreter and by the zygote.
+# Changed by the interpreter and by the zygote.
 _CHANGED_SIGNALS = (
     signal.SIGCHLD,
     signal.SIGINT,
@@ -86,7 +86,7 @@ class SandboxInit:
         self._name: str = config["name"]
         self._apart: bool = config["namespaces"]
         self._running: dict[int, int] = {}  # pid of a child: the request it serves
-        self._ours: set[int] = set()  # of them, those that are no command
+        self._ours: set[int] = set()  # those of them that are not commands
         self._init = 0
         self._uplink = 0
         self._way_out: socket.socket | None = None
@@ -123,7 +123,7 @@ class SandboxInit:
                     for fd in fds:
                         os.close(fd)
 
-    # Making it
+    # Creation
 
     def _make(self) -> socket.socket | None:
         if not self._apart:
@@ -139,7 +139,7 @@ class SandboxInit:
             self._enter_user_namespace(*config["map"])
         with step("namespaces of its own"):
             kernel.unshare(flags)
-            kernel.die_with_parent(signal.SIGKILL)  # unsharing may have taken it back
+            kernel.die_with_parent(signal.SIGKILL)  # unsharing may have reset it
             socket.sethostname(config["hostname"])
         listener = None
         if config["network"] != "host":
@@ -232,14 +232,14 @@ class SandboxInit:
             if pid == 0:
                 return
             if os.WIFSTOPPED(status):
-                if pid in self._ours:  # else whoever is in the sandbox could keep it from being ended
+                if pid in self._ours:  # else processes in the sandbox could prevent its end
                     os.kill(pid, signal.SIGCONT)
                 continue
             self._ours.discard(pid)
             if pid in (
                 self._init,
                 self._uplink,
-            ):  # it was killed: with the first everything, with the second the network
+            ):  # it was killed, and with the first everything ended, with the second the network
                 self._end()
             number = self._running.pop(pid, None)
             if number is not None:
@@ -272,8 +272,8 @@ class SandboxInit:
         kernel.hide_from_tracers()
         while time.monotonic() < until:
             try:
-                # One call that no fork can outrun: the kernel goes over all processes of the namespace under the lock
-                # that a fork needs, too (kill(2), pid -1).
+                # One call that no fork can outrun, because the kernel visits all processes of the namespace under the
+                # lock that a fork needs too (kill(2), pid -1).
                 os.kill(-1, signal.SIGKILL)
             except ProcessLookupError:
                 os._exit(0)
@@ -287,7 +287,7 @@ class SandboxInit:
                 cgroups.kill([Path(path) for path in self._config["cgroups"]])
         until = time.monotonic() + KILL_S
         while (found := _descendants(top) - spared) and time.monotonic() < until:
-            for number in (signal.SIGSTOP, signal.SIGKILL):  # stopped first: what is killed later starts nothing
+            for number in (signal.SIGSTOP, signal.SIGKILL):  # stopped first, so that those killed last start nothing
                 for pid in found:
                     with contextlib.suppress(ProcessLookupError, PermissionError):
                         os.kill(pid, number)
@@ -334,7 +334,7 @@ class SandboxInit:
             _say(f"cannot run this: {error.filename or body['argv'][0]}: {error.strerror}")
             os._exit(_NOT_FOUND if error.filename != body["cwd"] else _NOT_RUNNABLE)
         except PermissionError as error:
-            # Also when a directory of PATH may not be searched: a shell says "not found" then.
+            # Also raised if a directory of PATH may not be searched; a shell reports "not found" then.
             found: str | None = shutil.which(str(body["argv"][0]), os.F_OK, str(body["env"].get("PATH", os.defpath)))
             _say(f"cannot run this: {error}")
             os._exit(_NOT_RUNNABLE if found else _NOT_FOUND)
@@ -404,13 +404,13 @@ def _be_init(sock: socket.socket, other: socket.socket, point: str) -> NoReturn:
     other.close()
     kernel.die_with_parent(signal.SIGKILL)
     message, fds, _, _ = socket.recv_fds(sock, 16, 1)
-    if not message:  # the sandbox_init ended before it could be the parent whose end is told
+    if not message:  # the sandbox_init ended before its death could be signalled
         os._exit(1)
     try:
         if fds:
             kernel.setns(fds[0], kernel.NEWNS)
         else:
-            # Before the root changes: without a /proc in sight, a user namespace may not have a new one.
+            # Before the root changes: without a visible /proc, a user namespace may not mount a new one.
             kernel.mount("proc", f"{point}/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
         os.chdir("/")
         kernel.hide_from_tracers()
@@ -453,7 +453,7 @@ def _serve_files(fds: list[int]) -> NoReturn:
     """Read or write files as the sandbox sees them, in a child. `fds` are the request, the data and the result."""
     kernel.hide_from_tracers()
     body = json.loads(read_all(fds[0]))
-    # First above the places that they go to: they may be numbered so that one would overwrite the other there.
+    # First above their final numbers, because dup2 of one might otherwise overwrite the other.
     data, result_end = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 12) for fd in fds[1:3])
     os.dup2(data, 10, inheritable=False)
     os.dup2(result_end, 11, inheritable=False)

@@ -50,13 +50,13 @@ def command_text(argv: Sequence[str], env: Mapping[str, str], cwd: str, home: st
     """Return a script that becomes the command. `keep_env` keeps what the sandbox's image set."""
     words = ["env", *([] if keep_env else ["-i"]), '"PATH=$PATH"', quote(f"HOME={home}"), "LANG=C.UTF-8", quote(mark)]
     words += [quote(f"{name}={value}") for name, value in env.items()]
-    if "=" in argv[0] or argv[0].startswith("-"):  # env would take it for its own
+    if "=" in argv[0] or argv[0].startswith("-"):  # env would take it as its own argument
         words += ["sh", "-c", quote('exec "$0" "$@"')]
     words += [quote(word) for word in argv]
     return f"cd {quote(cwd)} || exit 126\nexec {' '.join(words)}\n"
 
 
-# The supervisor of a command. $1: its directory, $2: who is to run it.
+# The supervisor of a command. $1: its directory, $2: the user who runs it.
 _RUN = r"""
 d=$1 user=$2
 exec 2> "$d/told"

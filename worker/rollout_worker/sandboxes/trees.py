@@ -23,7 +23,7 @@ PATH_BYTES_MAX = 512
 NAME_BYTES_MAX = 255
 """Limits of names that leave a sandbox, so that the receiver can read and remove them where paths may be short."""
 _CHUNK = 1 << 18
-_MEMBER = tarfile.BLOCKSIZE  # counts for each: millions of empty files are no small tree
+_MEMBER = tarfile.BLOCKSIZE  # counts for each entry: millions of empty files are not a small tree
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -172,7 +172,7 @@ def pack(
                 except PermissionError as error:
                     moved.skip(name, error.strerror or "")
                 except OSError as error:
-                    if error.errno not in (errno.ENOENT, errno.ELOOP, errno.EINVAL):  # replaced since it was listed
+                    if error.errno not in (errno.ENOENT, errno.ELOOP, errno.EINVAL):  # replaced after it was listed
                         raise
                     moved.skip(name, "it changed meanwhile")
             elif stat.S_ISDIR(status.st_mode):
@@ -223,7 +223,7 @@ def _header(name: str, status: os.stat_result, kind: bytes) -> tarfile.TarInfo:
 
 
 def _pack_file(tar: tarfile.TarFile, path: str, name: str, moved: Moved, max_bytes: int | None, flags: int) -> None:
-    fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe in its place must not hold us
+    fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe in its place must not block us
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):

@@ -38,10 +38,10 @@ from rollout_worker.sandboxes.allowlist import Allowlist, is_own
 from rollout_worker.sandboxes.packets import Ends, Header
 
 RESOLV_CONF = Path("/etc/resolv.conf")
-# Of the block for tests between networks (RFC 2544, RFC 6890), which nothing that a sandbox wants lies in.
+# From the benchmarking block (RFC 2544, RFC 6890), which has nothing that a sandbox needs.
 ADDRESS, _NETMASK = "198.18.0.1", "255.255.255.248"
 NAMESERVERS = ("198.18.0.2", "198.18.0.3", "198.18.0.4")
-_PEER = socket.inet_aton("198.18.0.6")  # whom connections to the listening socket seem to come from
+_PEER = socket.inet_aton("198.18.0.6")  # apparent source of connections to the listening socket
 _ADDRESS = socket.inet_aton(ADDRESS)
 _DEVICE = b"tun0"
 _MTU = 65535  # so that there are no fragments, and few packets
@@ -62,7 +62,7 @@ _CLOSED = tuple(
 
 _CONNECTIONS, _FLOWS = 16384, 1024
 _CHUNK = 1 << 18
-_DATAGRAMS = 64  # of one flow before others have their turn
+_DATAGRAMS = 64  # of one flow before the others' turn
 _LOOK_S = 5.0
 _UDP_IDLE_S, _QUERY_IDLE_S = 120.0, 20.0
 _LINGER_S = 30.0  # after both ends are closed: packets of the last handshake
@@ -221,7 +221,7 @@ class Uplink:
                     self._take_udp(packet, header)
 
     def _write_device(self, packet: bytes | memoryview) -> None:
-        with contextlib.suppress(OSError):  # its queue is full: as a network that loses a packet
+        with contextlib.suppress(OSError):  # its queue is full: like a network that drops a packet
             os.write(self._device, packet)
 
     def _take_tcp(self, packet: memoryview, header: Header) -> None:
@@ -279,7 +279,7 @@ class Uplink:
 
     def _open_tcp(self, packet: memoryview, header: Header) -> None:
         if len(self._tcp) >= _CONNECTIONS:
-            return  # as a network that is too busy: the sandbox tries again
+            return  # like a congested network: the sandbox retries
         outside = self._connect(packet, header, socket.SOCK_STREAM)
         if outside is not None:
             flow = _Flow(header.ends, outside, time.monotonic(), bytes(packet))
@@ -346,7 +346,7 @@ class Uplink:
             flow.outside.send(packet[header.offset + 8 :])
         except ConnectionRefusedError:
             self._write_device(packets.unreachable(packet, header.offset, packets.NO_PORT))
-        except OSError:  # as a network that loses a packet
+        except OSError:  # like a network that drops a packet
             pass
 
     def _receive(self, flow: _Flow) -> None:
@@ -355,7 +355,7 @@ class Uplink:
         for _ in range(_DATAGRAMS):
             try:
                 self._write_device(packets.datagram(ends, flow.outside.recv(_MTU)))
-            except OSError:  # nothing more; or a refusal, which the next datagram's sender is told
+            except OSError:  # no more data; or a refusal, reported at the next datagram
                 return
 
     def _drop_udp(self, flow: _Flow) -> None:
@@ -380,7 +380,7 @@ class _Way:
     source: socket.socket
     target: socket.socket
     waiting: memoryview = field(default_factory=lambda: memoryview(b""))
-    ended: bool = False  # the source has said all
+    ended: bool = False  # the source has sent everything
 
 
 class _Relay:
@@ -411,7 +411,7 @@ class _Relay:
                     self._send(way)
                 if way.source is sock and not way.waiting and not way.ended and events & ~_OUT:
                     self._receive(way)
-        except OSError:  # reset: the other end is told by a reset, too
+        except OSError:  # reset: reset the other end, too
             for end in (self._inside, self._flow.outside):
                 with contextlib.suppress(OSError):
                     end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")

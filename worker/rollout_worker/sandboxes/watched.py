@@ -66,7 +66,7 @@ class WatchedSandbox(Sandbox):
             wait = max(self.look_s, 20 * (time.monotonic() - begun))
 
     async def allow_more_storage(self) -> None:
-        async with self._killing:  # what is begun next is not ended with what went beyond the limit
+        async with self._killing:  # a command started next is not killed with those beyond the limit
             self._storage_allowed = await self.storage_used() + self.spec.limits.storage_mb * MIB
 
     async def _destroy(self) -> None:

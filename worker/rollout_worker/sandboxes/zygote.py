@@ -31,10 +31,10 @@ def main() -> None:
     os.umask(0o022)
     journal = Journal(Path(state))
     lock = journal.hold_owner(owner)
-    kernel.adopt_orphans()  # wardens' children, so that all can be waited for
+    kernel.adopt_orphans()  # the children of sandbox_inits, so that all can be waited for
     with socket.socket(fileno=int(fd)) as sock:
         gc.collect()
-        gc.freeze()  # what is here stays, and forks need not copy it to count references
+        gc.freeze()  # forks need not copy these objects for reference counts
         gc.disable()
         sock.send(b"ready")
         sandbox_inits = serve(sock, lock)
@@ -63,7 +63,7 @@ def serve(sock: socket.socket, lock: int) -> set[int]:
             pid = os.fork()
             if pid == 0:
                 signal.set_wakeup_fd(-1)
-                for fd in (sock.detach(), lock, wake, waker):  # the lock is the zygote's own life
+                for fd in (sock.detach(), lock, wake, waker):  # the lock must live only as long as the zygote
                     os.close(fd)
                 config: dict[str, Any] = json.loads(sandbox_init.read_all(body))
                 os.close(body)
@@ -87,6 +87,6 @@ def clear(journal: Journal, owner: str, sandbox_inits: set[int]) -> None:
         while True:
             os.waitpid(-1, 0)
     for claim in claims:
-        with contextlib.suppress(OSError):  # the claim stays: whoever starts next tries again, and says why it fails
+        with contextlib.suppress(OSError):  # the claim stays: the next owner retries and reports why it fails
             journal.clear(claim)
     journal.drop_owner(owner)

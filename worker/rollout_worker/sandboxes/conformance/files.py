@@ -64,7 +64,7 @@ async def what_cannot_be_read(bench: Bench, sandbox: Sandbox) -> None:
         await sandbox.read_file(f"{place}/nothing")
     async with raises(SandboxFileError, reason="EISDIR"):
         await sandbox.read_file(place)
-    async with raises(SandboxFileError, reason="EINVAL"):  # and does not wait for a writer
+    async with raises(SandboxFileError, reason="EINVAL"):  # and it does not wait for a writer
         await sandbox.read_file(f"{place}/pipe")
     async with raises(SandboxFileError, reason="EINVAL"):
         await sandbox.read_file("/dev/zero")
