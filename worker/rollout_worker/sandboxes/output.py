@@ -13,7 +13,7 @@ FILE_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One stream. While `size` is at most twice the kept bytes, `head + tail` is all of it and there is no file."""
+    """An output stream. If `size` is at most twice the kept bytes, `head + tail` is all of it and there is no file."""
 
     head: bytes
     tail: bytes

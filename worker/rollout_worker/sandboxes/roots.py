@@ -61,7 +61,7 @@ def of_host(config: dict[str, Any]) -> None:
 def enter(root: str) -> None:
     """Make what `of_host` built the root, once its own /proc is there.
 
-    The host's /proc must be gone then: beside it, whoever makes a user namespace may mount one that nothing covers.
+    The host's /proc must be gone then: beside it, anyone in a new user namespace could mount one that nothing covers.
     """
     kernel.pivot_root(root)
     guard_proc()

@@ -79,7 +79,7 @@ class Selection:
 
 
 class Chooser:
-    """Applies a selection to entries in order, each directory before what it holds."""
+    """Applies a selection to entries in order, each directory before its contents."""
 
     def __init__(self, selection: Selection | None) -> None:
         self.left: set[str] = set()

@@ -80,7 +80,7 @@ def is_closed(address: str, listed: Allowlist) -> bool:
 
 
 def host_resolv_conf() -> str:
-    """Return this host's resolv.conf(5), or "" if it has none, as text."""
+    """Return the text of this host's resolv.conf(5), or "" if it has none."""
     try:
         return RESOLV_CONF.read_text(errors="replace")
     except FileNotFoundError:

@@ -164,7 +164,7 @@ async def mounts(bench: Bench) -> None:
 
 
 class _Server:
-    """Answers each connection with what it read, in upper case."""
+    """Answers each connection with its first line, in upper case."""
 
     def __init__(self, address: str = "127.0.0.1") -> None:
         self._address = address
