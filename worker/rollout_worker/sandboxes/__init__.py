@@ -1,4 +1,4 @@
-"""Isolated places to run commands in: one port, a provider a file, and a suite that every provider must pass.
+"""Isolated places to run commands in: one port, one provider per file, and a suite that every provider must pass.
 
-Jobs, experiments, test offload and environments of reinforcement learning use the same `port.Provider`.
+Jobs, experiments, test offload and reinforcement learning environments use the same `port.Provider`.
 """

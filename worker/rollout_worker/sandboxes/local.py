@@ -1,4 +1,4 @@
-"""What the providers of this host share: limits, the zygote, commands and files. Linux."""
+"""The part common to providers of this host: limits, the zygote, commands and files. Linux only."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ NO_UPLINK = (
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """What was found to work here, and why the rest does not."""
+    """The features found to work here, and why the others do not."""
 
     namespaces: bool
-    network: bool  # one of its own
+    network: bool  # a network namespace of its own
     overlay: bool
-    uplink: bool = False  # and a way out of it
+    uplink: bool = False  # and egress from it
     notes: tuple[str, ...] = ()
 
 
 def host_capacity() -> Capacity:
-    """This host's processors, and nine tenths of its memory, within the limits of this process's own control group."""
+    """Return this host's CPUs and 90 % of its memory, within the limits of this process's own control group."""
     quota = own_cgroup.cpu_limit()
     limit = own_cgroup.memory_limit()
     memory = int(psutil.virtual_memory().total)
@@ -65,14 +65,14 @@ def host_capacity() -> Capacity:
 
 
 class LocalProvider(OwningProvider[LocalSandbox]):
-    """Providers say what a sandbox's sandbox_init is to make; the rest is here."""
+    """Base of the providers of this host. A subclass says what a sandbox's sandbox_init makes."""
 
     durable_claims = False
 
     def __init__(self, state: Path, *, capacity: Capacity | None = None, price: Price | None = None) -> None:
-        """`state`: a directory of this host for claims and sandboxes; providers and processes may share one.
+        """`state` is a directory of this host for claims and sandboxes; providers and processes may share it.
 
-        `capacity`: what sandboxes with claims there may declare together. Default: this host's.
+        `capacity` bounds what sandboxes with claims there declare together; it defaults to this host's.
         """
         super().__init__(state.absolute(), capacity or host_capacity(), price)
         self._zygote = Zygote(self.state, self._owner)
@@ -82,7 +82,7 @@ class LocalProvider(OwningProvider[LocalSandbox]):
 
     @property
     def mount_point(self) -> Path:
-        """An empty directory; sandboxes mount their roots there, each in a namespace of its own."""
+        """An empty directory where sandboxes mount their roots, each in a namespace of its own."""
         return self._journal.mount_point
 
     @property
@@ -96,7 +96,7 @@ class LocalProvider(OwningProvider[LocalSandbox]):
         await super().open()
 
     def _hold(self) -> None:
-        """The zygote does: it lives a little longer, and clears."""
+        """Do nothing: the zygote holds the lock, because it lives a little longer and cleans up."""
 
     async def _connect(self) -> None:
         self._groups = await in_thread(cgroups.find)
@@ -105,10 +105,10 @@ class LocalProvider(OwningProvider[LocalSandbox]):
     async def _disconnect(self, *, cleared: bool) -> None:
         await self._zygote.stop()
 
-    # What there is
+    # Probing
 
     async def _find(self) -> Capabilities:
-        """The first of the provider's ways that makes a sandbox in which a command runs."""
+        """Return the capabilities of the first of `_ways` whose sandbox runs a command."""
         notes = self._missing()
         ways: Sequence[Features] = () if notes else self._ways()
         for features in ways:
@@ -128,26 +128,26 @@ class LocalProvider(OwningProvider[LocalSandbox]):
         raise SandboxRefusedError(f"{self.name} sandboxes do not work here: {'; '.join(notes)}", reasons=notes)
 
     def _missing(self) -> list[str]:
-        """What this provider needs and this host lacks; a sentence each."""
+        """Return what this provider needs and this host lacks, one sentence each."""
         return []
 
     @abstractmethod
     def _ways(self) -> Sequence[Features]:
-        """Best first."""
+        """Return the feature sets to try, best first."""
 
     @abstractmethod
     def _describe(self, features: Features) -> Capabilities: ...
 
     @abstractmethod
     def _prepare(self, box: Path, spec: Spec, features: Features) -> dict[str, Any]:
-        """Make the files of a sandbox below `box`; what its sandbox_init needs to know. Blocks. OSError."""
+        """Make a sandbox's files below `box` and return its sandbox_init's config. Blocks. Raises OSError."""
 
     @abstractmethod
     def _home(self, box: Path, features: Features) -> str: ...
 
     @abstractmethod
     def _path(self) -> str:
-        """PATH of commands."""
+        """Return the PATH of commands."""
 
     @staticmethod
     def network_notes(features: Features) -> list[str]:
@@ -164,13 +164,13 @@ class LocalProvider(OwningProvider[LocalSandbox]):
 
     @staticmethod
     def write_resolv_conf(path: Path, spec: Spec) -> None:
-        """With the nameservers that the sandbox reaches."""
+        """Write a resolv.conf with the nameservers that the sandbox can reach."""
         text = uplink.host_resolv_conf()
         path.write_text(uplink.own_resolv_conf(text)[0] if spec.network.mode == "public" else text)
 
     def enforcement(self, features: Features) -> dict[LimitName, Enforcement]:
         by_group = self._groups.directories
-        # RLIMIT_NPROC counts a user's processes in its user namespace, and does not hold root (getrlimit(2)).
+        # RLIMIT_NPROC counts a user's processes in its user namespace, and does not apply to root (getrlimit(2)).
         nproc = features.namespaces and os.geteuid() != 0
         return {
             "cpus": "kernel" if "cpu" in by_group else "no",
@@ -191,7 +191,7 @@ class LocalProvider(OwningProvider[LocalSandbox]):
 
     @abstractmethod
     def _unkept(self, spec: Spec, features: Features) -> list[str]:
-        """What this provider cannot keep; a sentence each."""
+        """Return what this provider cannot enforce, one sentence each."""
 
     # Making and removing
 
@@ -216,7 +216,7 @@ class LocalProvider(OwningProvider[LocalSandbox]):
         return LocalSandbox(self._known(claim, spec, found, home), claim, setting, sandbox_init, proxy)
 
     async def _living_zygote(self) -> Zygote:
-        """A new one where the last was killed: its sandboxes are gone, those to come need not be."""
+        """Return the zygote, or a new one if it was killed: its sandboxes are lost, but later ones need not be."""
         async with self._starting:
             if not self._zygote.alive:
                 await self._zygote.stop()
@@ -255,11 +255,11 @@ class LocalProvider(OwningProvider[LocalSandbox]):
         }
 
     def _map(self) -> tuple[int, int]:
-        """Who a worker that is not root is in its sandboxes: (user, group)."""
+        """Return (user, group) that an unprivileged worker has in its sandboxes."""
         return os.geteuid(), os.getegid()
 
     def _may_be(self, user: str | int) -> bool:
-        """Whether commands can run as this user."""
+        """Return whether commands can run as this user."""
         number = os.geteuid() if os.geteuid() == 0 else self._map()[0]
         many = self._found is not None and self._found.users
         return many or str(user) == str(number) or (number == 0 and user == "root")
@@ -276,5 +276,5 @@ class LocalProvider(OwningProvider[LocalSandbox]):
         if how["memory"] == "process":
             limits["RLIMIT_DATA"] = spec.limits.memory_mb * MIB
         if "pids" not in self._groups.directories and how["pids"] == "kernel":
-            limits["RLIMIT_NPROC"] = spec.limits.pids + 2  # its pid 1 and the sandbox_init are of this user too
+            limits["RLIMIT_NPROC"] = spec.limits.pids + 2  # its pid 1 and the sandbox_init run as this user too
         return limits

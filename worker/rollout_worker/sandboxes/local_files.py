@@ -1,4 +1,4 @@
-"""Files of a sandbox of this host: one end of a pipe in its sandbox_init, the other here."""
+"""File access to a sandbox of this host: one end of a pipe is in its sandbox_init, the other here."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class LocalFiles:
             try:
                 with os.fdopen(writer, "wb") as stream:
                     return trees.pack(str(source), stream)
-            except BrokenPipeError:  # the other side has given up, and says why
+            except BrokenPipeError:  # the other side failed and reports why
                 return None
 
         (sent, _), fault = await self._both(send, {"what": "unpack", "path": target}, reader)
@@ -75,7 +75,7 @@ class LocalFiles:
         def receive() -> trees.Moved | None:
             with os.fdopen(reader, "rb") as stream:
                 moved = _unpack(stream, target, bounds)
-                while stream.read(1 << 16):  # what follows the archive's end
+                while stream.read(1 << 16):  # padding after the end of the archive
                     pass
                 return moved
 
@@ -90,14 +90,14 @@ class LocalFiles:
         return Transfer.of(got, trees.Moved(skipped=skipped, left_out=told.get("left_out", 0)))
 
     async def names(self, paths: Sequence[str]) -> list[list[str] | None]:
-        """Of each directory, the names of the first few in it."""
+        """Return the first few names in each directory."""
         nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         return (await self._ask({"what": "names", "path": "/", "paths": list(paths)}, nothing))["names"]
 
     async def _both(
         self, work: Callable[[], T], request: dict[str, Any], fd: int
     ) -> tuple[tuple[T | None, dict[str, Any] | None], SandboxError | None]:
-        """Our half of a transfer in a thread, the sandbox's beside it. A fault of ours is raised first."""
+        """Run our half of a transfer in a thread, beside the sandbox's half. Our own error is raised first."""
         ours = asyncio.ensure_future(in_thread(work))
         fault: SandboxError | None = None
         result: dict[str, Any] | None = None
@@ -116,7 +116,7 @@ class LocalFiles:
         return (done, result), fault
 
     async def _ask(self, request: dict[str, Any], fd: int) -> dict[str, Any]:
-        """Have the sandbox_init do something with files; it gets `fd`, which is closed here. SandboxFileError."""
+        """Send a file request to the sandbox_init, which gets `fd`; closes it here. Raises SandboxFileError."""
         results, result_end = pipes.pipe()
         path = request["path"]
         try:
@@ -145,5 +145,5 @@ def _unpack(stream: BinaryIO, target: Path, bounds: Bounds) -> trees.Moved | Non
     most, entries = bounds.max_bytes, bounds.max_entries
     try:
         return trees.unpack(stream, str(target), leave=False, max_bytes=most, max_entries=entries)
-    except tarfile.ReadError:  # cut off: the other side failed, and says why
+    except tarfile.ReadError:  # truncated: the other side failed and reports why
         return None

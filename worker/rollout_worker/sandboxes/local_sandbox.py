@@ -1,4 +1,4 @@
-"""A sandbox of this host, as its owner sees it: commands and files by its sandbox_init, limits, and its end."""
+"""A sandbox of this host, as its owner sees it: commands and files through its sandbox_init, limits, and its end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _KILLS = 20
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What its provider gives the commands of a sandbox. `may_be`: whether they can run as this user."""
+    """Settings of the provider for a sandbox's commands. `may_be` says whether they can run as a user."""
 
     environment: Mapping[str, str]
     rlimits: Mapping[str, int]
@@ -51,7 +51,7 @@ class LocalSandbox(WatchedSandbox):
 
     @property
     def warden_pid(self) -> int:
-        """The process outside that everything in the sandbox ends with."""
+        """The process outside the sandbox whose end ends everything in it."""
         return self._sandbox_init.pid
 
     @property
@@ -72,23 +72,23 @@ class LocalSandbox(WatchedSandbox):
             "home": "HOME" not in self.spec.env and "HOME" not in asked.env,
             "rlimits": self._setting.rlimits,
         }
-        async with self._killing:  # what is begun while a kill goes on would be killed too
+        async with self._killing:  # a command started during a kill would be killed too
             pass
         return Running(self._sandbox_init, body, asked, self._hits, self._keep_draining)
 
     def _hits(self) -> Hits:
-        """How often the limits of storage and of memory have ended processes of it."""
+        """Return how often the storage and the memory limit have killed its processes."""
         return self.storage_hits, cgroups.memory_kills(self._memory_events)
 
     def _keep_draining(self, running: Running) -> None:
-        """A process that a command left behind goes on printing: it must not be stopped by a full or a closed pipe."""
+        """Keep reading what processes left behind print, so that a full or closed pipe does not stop them."""
         stray = asyncio.ensure_future(running.discard())
         self._strays.add(stray)
         stray.add_done_callback(self._strays.discard)
 
     async def kill(self) -> None:
-        async with self._killing:  # two at once would end each other
-            for _ in range(_KILLS):  # the process that kills is in the sandbox, where others may kill it before it does
+        async with self._killing:  # two kills at once would kill each other
+            for _ in range(_KILLS):  # the killer runs in the sandbox, where others may kill it first
                 answer = await self._sandbox_init.ask("kill")
                 if answer.get("exit") == 0:
                     return
@@ -113,7 +113,7 @@ class LocalSandbox(WatchedSandbox):
         return socket.socket(fileno=fds[0])
 
     async def storage_used(self) -> int:
-        """Bytes on the disk."""
+        """Return the bytes used on disk."""
         reader, writer = pipes.pipe()
         try:
             try:
@@ -127,7 +127,7 @@ class LocalSandbox(WatchedSandbox):
         return int(json.loads(said)["size"]) if said else 0
 
     async def end(self) -> bool:
-        """End every process for good, as well as its mounts; files stay until it is destroyed. Whether they ended."""
+        """End every process and mount for good and return whether they ended. Files stay until it is destroyed."""
         self._stopped = True
         return await self._sandbox_init.end(END_S)
 

@@ -1,7 +1,7 @@
-"""Sandboxes of the service Modal, by its Python client.
+"""Sandboxes of the Modal service, through its Python client.
 
-Its exec reports a time-out as exit code -1 or 137, as it does other ends. Nothing here looks at that: commands run
-detached under a supervisor of ours, whose status file says how they ended.
+Modal's exec reports a timeout as exit code -1 or 137, like other ends. Nothing here relies on that: commands run
+detached under our own supervisor, whose status file says how they ended.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from rollout_worker.sandboxes.settings import ImageSettings, settings_of
 
 USD_PER_CORE_HOUR = 0.00003942 * 3600
 USD_PER_GIB_HOUR = 0.00000672 * 3600
-"""Of sandboxes, as https://modal.com/pricing had them in November 2026. What a sandbox declares is what it is billed
-for, as it can use no more; regions and contracts change the price."""
+"""Prices of sandboxes on https://modal.com/pricing in November 2026. A sandbox is billed for what it declares, because
+it can use no more; regions and contracts change the price."""
 
 _WAIT = "trap '' TERM; while :; do sleep 3600 & wait; done"
 _CALL_S = 90
 _PIECE = 1 << 20  # the client's buffer holds 2 MiB
 _END_S = 60.0
 _ENDED = (124, 128 + 9)
-"""Codes of a sandbox that its lifetime, or somebody else, has ended."""
+"""Exit codes of a sandbox that reached its maximum lifetime or was terminated."""
 _TAG_STATE, _TAG_OWNER = "rollout-state", "rollout-owner"
 
 
@@ -92,7 +92,7 @@ class ModalReach(Reach):
         return bytes(out[1:])
 
     async def _check(self, error: Exception | None) -> None:
-        """SandboxGoneError: it was no mere connection."""
+        """Raise SandboxGoneError if the sandbox itself ended, not only the connection."""
         known = self._modal.exception
         if isinstance(error, known.SandboxTerminatedError | known.SandboxTimeoutError | known.NotFoundError):
             raise SandboxGoneError(f"the sandbox is gone: {type(error).__name__}: {error}") from error
@@ -107,7 +107,7 @@ class ModalReach(Reach):
     async def fetch(self, path: str, target: Path) -> bool:
         try:
             await self._sandbox.filesystem.copy_to_local.aio(path, str(target))
-        except (self._modal.exception.Error, OSError):  # what it cannot do, calls can
+        except (self._modal.exception.Error, OSError):  # calls work where this does not
             return False
         return True
 
@@ -146,7 +146,7 @@ class ModalProvider(ServiceProvider):
             raise SandboxRefusedError(why, reasons=[why]) from error
 
     async def reap(self) -> None:
-        """Also sandboxes whose claims were lost with the disk of a host that came back."""
+        """Reap also sandboxes whose claims were lost with the disk of a host that came back."""
         await super().reap()
         try:
             found = self._modal.Sandbox.list.aio(app_id=self._app.app_id, tags={_TAG_STATE: self._state_id})
@@ -156,7 +156,7 @@ class ModalProvider(ServiceProvider):
         except self._modal.exception.Error as error:
             raise SandboxCreateError(f"sandboxes of Modal cannot be listed: {error}") from error
 
-    # What there is
+    # Probing
 
     def _remarks(self) -> list[str]:
         return ["storage and the number of processes are the service's"]
@@ -220,7 +220,8 @@ def _network(network: Network) -> dict[str, Any]:
 
 
 def open_modal(state: Path, config: Mapping[str, Any] = MappingProxyType({})) -> ModalProvider:
-    """The provider `modal`; use it with `async with`. ConfigError: a setting is wrong, or the extra is missing."""
+    """Open the provider `modal`; use it with `async with`. Raises ConfigError if a setting is wrong or the extra is
+    missing."""
     settings = settings_of(ModalSettings, config, ModalProvider.name)
     try:
         modal = importlib.import_module("modal")

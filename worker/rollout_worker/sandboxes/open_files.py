@@ -1,6 +1,6 @@
-"""What processes hold on the disk that no directory shows: files that were removed while they are open or mapped.
+"""Disk usage of processes that no directory shows: files removed while they are open or mapped.
 
-Standard library only. Not found are files that are only on their way between processes, in a socket.
+Standard library only. Files in transit between processes, in a socket, are not found.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _MAPPED = re.compile(rb"^([0-9a-f]+-[0-9a-f]+) .* \(deleted\)$", re.MULTILINE)
 
 
 def unlinked_size(pids: Iterable[int]) -> int:
-    """Bytes on the disk. Of what cannot be looked at, nothing."""
+    """Return the bytes on disk of removed files. Files that cannot be inspected count as 0."""
     sizes = dict[tuple[int, int], int]()
     in_memory = None
     for pid in pids:
@@ -36,7 +36,7 @@ def _removed(pid: int) -> Iterator[os.stat_result]:
                     yield status
     with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", "rb") as file:
         for addresses in _MAPPED.findall(file.read()):
-            with contextlib.suppress(OSError):  # only who is root of the machine may
+            with contextlib.suppress(OSError):  # only root of the machine may
                 yield os.stat(f"/proc/{pid}/map_files/{addresses.decode()}")
 
 
@@ -48,7 +48,7 @@ def _names(path: str) -> list[str]:
 
 
 def _devices_in_memory(pid: int) -> set[int]:
-    """What is there counts as memory. Those of a process's mounts, and that of memfd_create(2)."""
+    """Return devices whose files count as memory: those of the process's mounts, and that of memfd_create(2)."""
     unnamed = os.memfd_create("look", os.MFD_CLOEXEC)
     found = {os.fstat(unnamed).st_dev}
     os.close(unnamed)

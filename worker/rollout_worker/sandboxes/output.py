@@ -1,4 +1,4 @@
-"""What a command printed: all of it while it is short; else its head and tail, and a file with the rest between."""
+"""The output of a command: all of it if it is short, else its head and tail, and a file that has the middle too."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from io import BufferedWriter
 from pathlib import Path
 
 FILE_BYTES = 1 << 30
-"""Of one stream, at most, in its file. What comes later only moves the tail."""
+"""Most bytes of one stream in its file. Later output only moves the tail."""
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One stream. While `size` is at most twice the kept bytes, `head + tail` is all of it and there is no file."""
+    """An output stream. If `size` is at most twice the kept bytes, `head + tail` is all of it and there is no file."""
 
     head: bytes
     tail: bytes
@@ -23,11 +23,11 @@ class Output:
 
     @property
     def missing(self) -> int:
-        """Bytes between head and tail."""
+        """Number of bytes between head and tail."""
         return self.size - len(self.head) - len(self.tail)
 
     def text(self) -> str:
-        """For people: UTF-8, with a mark where bytes are missing and U+FFFD for what is no text."""
+        """Decode as UTF-8 for display, with a mark where bytes are missing and U+FFFD for invalid bytes."""
         if not self.missing:
             return (self.head + self.tail).decode(errors="replace")
         where = f", see {self.file}" if self.file else ""
@@ -36,7 +36,7 @@ class Output:
 
 
 class Capture:
-    """Gathers one stream in bounded memory. `path` is asked for only when the stream is long."""
+    """Collects one stream in bounded memory. `path` is called only if the stream is long."""
 
     def __init__(self, keep: int, path: Callable[[], Path], file_bytes: int = FILE_BYTES) -> None:
         self._keep = keep
@@ -61,7 +61,7 @@ class Capture:
             self._head += data[:room]
             data = data[room:]
         self._tail += data
-        # Cut now and then, not with each piece: the tail is moved once for each `keep` bytes.
+        # Cut seldom, not at each piece: the tail is moved once for each `keep` bytes.
         if len(self._tail) > 2 * self._keep:
             del self._tail[: len(self._tail) - self._keep]
 
@@ -70,7 +70,7 @@ class Capture:
             return
         try:
             self._in_file += self._file.write(data[: self._file_bytes - self._in_file])
-        except OSError:  # the disk is full: `in_file` says how much is there, and the command goes on
+        except OSError:  # the disk is full: `in_file` records how much was written, and the command goes on
             self._file_bytes = self._in_file
 
     def close(self) -> Output:

@@ -1,4 +1,4 @@
-"""What our providers share: claims on the disk, refusals, room, making and removing.
+"""The common part of our providers: claims on disk, refusals, admission, creation and removal.
 
 Whoever opens a provider on the same state directory removes what a dead owner left. A provider says what works here
 (`_find`), and how one sandbox is made and removed (`_start`, `_remove`).
@@ -35,19 +35,19 @@ log = structlog.get_logger()
 
 S = TypeVar("S", bound=Sandbox)
 PROXY_PORT = 3128
-_ROOM_S = 0.1  # until claims are counted again: owners in other processes do not tell when they free something
+_ROOM_S = 0.1  # between counts of claims: owners in other processes do not signal when they free capacity
 _REAP_EVERY_S = 5.0
 _KEPT = {"process": "for each process only", "watched": "by looking now and then", "no": "not at all"}
 
 
 class OwningProvider(Provider, Generic[S]):
     durable_claims = True
-    """Sandboxes outlive this machine: a claim is on the disk first."""
+    """Whether sandboxes outlive this machine, so that a claim must be on disk first."""
     shares_room = True
-    """With all owners on the state directory: what a dead one holds is reaped while others wait for room."""
+    """Whether all owners on the state directory share capacity, so that waiting for room also reaps dead ones."""
 
     def __init__(self, state: Path, capacity: Capacity, price: Price | None = None) -> None:
-        """`capacity`: what sandboxes with claims in `state` may declare together; others wait."""
+        """`capacity` bounds what sandboxes with claims in `state` declare together; others wait."""
         self._journal = Journal(state)
         self._capacity = capacity
         self._price = price or Price()
@@ -56,7 +56,7 @@ class OwningProvider(Provider, Generic[S]):
         self._made = 0
         self._probing = asyncio.Lock()
         self._found: Capabilities | None = None
-        self._turn = asyncio.Lock()  # in order: a sandbox that needs much is not overtaken for ever by small ones
+        self._turn = asyncio.Lock()  # FIFO, so that small sandboxes do not starve a large one
         self._freed = asyncio.Event()
         self._sandboxes: dict[str, S] = {}
 
@@ -73,7 +73,7 @@ class OwningProvider(Provider, Generic[S]):
         return self._capacity
 
     async def open(self) -> None:
-        """Reap what dead owners left. SandboxRefusedError, SandboxCreateError."""
+        """Reap what dead owners left. Raises SandboxRefusedError, SandboxCreateError."""
         try:
             await in_thread(self._journal.prepare)
             await in_thread(self._hold)
@@ -87,7 +87,7 @@ class OwningProvider(Provider, Generic[S]):
             raise
 
     def _hold(self) -> None:
-        """As long as this process lives, so do its claims."""
+        """Hold the owner lock: claims live as long as this process."""
         self._lock = self._journal.hold_owner(self._owner)
 
     async def close(self) -> None:
@@ -105,7 +105,7 @@ class OwningProvider(Provider, Generic[S]):
     async def _connect(self) -> None: ...
 
     async def _disconnect(self, *, cleared: bool) -> None:
-        """`cleared`: no sandbox is left."""
+        """Disconnect. `cleared` says whether no sandbox is left."""
 
     async def reap(self) -> None:
         """Remove what dead owners left on this state directory."""
@@ -118,7 +118,7 @@ class OwningProvider(Provider, Generic[S]):
     async def _is_dead(self, owner: str) -> bool:
         return owner != self._owner and await in_thread(self._journal.is_dead, owner)
 
-    # What there is
+    # Probing
 
     async def probe(self) -> Capabilities:
         async with self._probing:
@@ -135,10 +135,10 @@ class OwningProvider(Provider, Generic[S]):
 
     @abstractmethod
     def _refusals(self, spec: Spec) -> list[str]:
-        """What this provider cannot keep, beyond its capabilities; a sentence each."""
+        """Return what this provider cannot enforce beyond its capabilities, one sentence each."""
 
     def _why_less(self) -> Sequence[str]:
-        """Why this provider can do less here than elsewhere; said beside what is refused."""
+        """Return why this provider can do less here than elsewhere, to be reported with a refusal."""
         return ()
 
     def _check(self, spec: Spec, found: Capabilities) -> None:
@@ -181,7 +181,7 @@ class OwningProvider(Provider, Generic[S]):
         return await self._make(spec, found, wait=wait)
 
     async def _make(self, spec: Spec, found: Capabilities, *, wait: bool | None) -> S:
-        """`wait` None: to find out with; it is small, and must not wait for room."""
+        """Make a sandbox. `wait` is None for a probe, which is small and must not wait for room."""
         claim = self._claim(spec)
         begun = False
         try:
@@ -201,7 +201,7 @@ class OwningProvider(Provider, Generic[S]):
 
     @contextlib.asynccontextmanager
     async def _trial(self, spec: Spec, found: Capabilities) -> AsyncGenerator[S]:
-        """A sandbox to find out with."""
+        """Make a sandbox for probing."""
         async with await self._make(spec, found, wait=None) as sandbox:
             yield sandbox
 
@@ -212,7 +212,7 @@ class OwningProvider(Provider, Generic[S]):
         return Claim(name, self.name, self._owner, box, spec.limits.cpus, spec.limits.memory_mb)
 
     def _known(self, claim: Claim, spec: Spec, found: Capabilities, home: str) -> Made:
-        """Of a sandbox that stands."""
+        """Return what is known of a running sandbox."""
         price = self._price.per_hour(spec.limits)
         return Made(claim.name, spec, found, home, Path(claim.box), price, partial(self._clear, claim))
 
@@ -238,16 +238,17 @@ class OwningProvider(Provider, Generic[S]):
 
     @abstractmethod
     async def _start(self, claim: Claim, spec: Spec, found: Capabilities, *, wait: bool) -> S:
-        """Make what is claimed; its directory on this host is there. Whatever is raised, `_remove` is called then.
+        """Make what is claimed; its directory on this host exists. After any exception `_remove` is called.
 
-        SandboxCreateError, SandboxRefusedError, OSError.
+        Raises SandboxCreateError, SandboxRefusedError or OSError.
         """
 
     async def _remove(self, claim: Claim) -> None:
-        """Whatever there is of the claim's sandbox but its directory; nothing is well too. SandboxError."""
+        """Remove what exists of the claim's sandbox, if anything, but not its directory. Raises SandboxError."""
 
     async def _clear(self, claim: Claim, *, begun: bool = True) -> None:
-        """SandboxTeardownError: something is left, and the claim stays. `begun`: there may be more than the claim."""
+        """Remove a claim and, if `begun`, its sandbox. Raises SandboxTeardownError, and keeps the claim, if something
+        is left."""
         try:
             if begun:
                 await self._remove(claim)
@@ -262,17 +263,17 @@ class OwningProvider(Provider, Generic[S]):
     async def _give_up(self, claim: Claim, *, begun: bool) -> None:
         try:
             await self._clear(claim, begun=begun)
-        except SandboxTeardownError as error:  # why it was not made is what matters; its claim stays
+        except SandboxTeardownError as error:  # the first error matters more; the claim stays
             log.warning("sandbox_not_removed", sandbox=claim.name, error=error.message)
             self._free(claim)
 
     def _free(self, claim: Claim) -> None:
-        """There may be room again."""
+        """Signal that there may be room again."""
         self._freed.set()
 
 
 def identity(state: Path) -> str:
-    """Of a state directory, made once: hosts never take each other's sandboxes for lost."""
+    """Return the id of a state directory, made once, so that hosts never reap each other's sandboxes."""
     path = state / "id"
     with contextlib.suppress(FileExistsError), path.open("x", encoding="utf-8") as file:
         file.write(secrets.token_hex(8))
@@ -280,6 +281,6 @@ def identity(state: Path) -> str:
 
 
 def proxy_environment() -> dict[str, str]:
-    """A convenience: what does not use the proxy of an allowlist reaches nobody."""
+    """Return proxy variables for convenience: what does not use an allowlist's proxy reaches nothing."""
     url = f"http://127.0.0.1:{PROXY_PORT}"
     return {name: url for low in ("http_proxy", "https_proxy") for name in (low, low.upper())}

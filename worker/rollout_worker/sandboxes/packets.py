@@ -1,4 +1,4 @@
-"""IPv4 packets as a TUN device carries them: rewritten, answered and made. Standard library only.
+"""IPv4 packets as a TUN device carries them: parsing, rewriting and building. Standard library only.
 
 Ports and addresses are bytes as they are in the packet. No packet here is a fragment: the device's MTU is the largest.
 """
@@ -15,7 +15,7 @@ _SYN, _ACK = 0x02, 0x10
 
 
 class Ends(NamedTuple):
-    """Where a packet comes from and goes to."""
+    """Source and destination of a packet."""
 
     source: bytes
     source_port: bytes
@@ -31,7 +31,7 @@ class Header(NamedTuple):
 
 
 def read_header(packet: bytes | bytearray | memoryview) -> Header | None:
-    """None: it is no IPv4 packet with whole TCP or UDP ports."""
+    """Return the header, or None if it is not an IPv4 packet with complete TCP or UDP ports."""
     if len(packet) < 28 or packet[0] >> 4 != 4:
         return None
     offset = (packet[0] & 15) * 4
@@ -44,7 +44,7 @@ def read_header(packet: bytes | bytearray | memoryview) -> Header | None:
 
 
 def rewrite_tcp(packet: bytearray | memoryview, offset: int, ends: Ends) -> None:
-    """Give it other ends, in place. Checksums are adjusted, not computed (RFC 1624)."""
+    """Replace the packet's ends in place. Checksums are adjusted, not computed (RFC 1624)."""
     addresses = ends.source + ends.target
     ports = ends.source_port + ends.target_port
     old_addresses, old_ports = bytes(packet[12:20]), bytes(packet[offset : offset + 4])
@@ -56,12 +56,12 @@ def rewrite_tcp(packet: bytearray | memoryview, offset: int, ends: Ends) -> None
 
 
 def datagram(ends: Ends, payload: bytes) -> bytes:
-    """A UDP packet; over IPv4 it may do without a checksum (RFC 768)."""
+    """Return a UDP packet, which over IPv4 needs no checksum (RFC 768)."""
     return _packet(UDP, ends, ends.source_port + ends.target_port + struct.pack("!HH", 8 + len(payload), 0) + payload)
 
 
 def unreachable(packet: bytes | bytearray | memoryview, offset: int, code: int) -> bytes:
-    """The answer to a packet that it did not arrive (RFC 792), in the name of where it was going."""
+    """Return the ICMP "destination unreachable" for a packet (RFC 792), in the name of its target."""
     body = struct.pack("!BBHI", 3, code, 0, 0) + bytes(packet[: offset + 8])
     body = body[:2] + struct.pack("!H", ~_fold(_sum(body)) & 0xFFFF) + body[4:]
     there, here = bytes(packet[16:20]), bytes(packet[12:16])

@@ -1,4 +1,4 @@
-"""Processes of another pid namespace of this machine, seen and ended from outside. Standard library only."""
+"""Find and end processes of another pid namespace of this machine from outside. Standard library only."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def all_processes() -> Iterator[int]:
 
 
 def beside(first: int) -> list[int]:
-    """Processes of the namespace in which `first` is the first, without it. None if it has ended or is another user's.
+    """Return the other processes of the namespace whose pid 1 is `first`; none if it has ended or is another user's.
 
-    None either if it is the first of no namespace, or is in that of this process: those are not a sandbox's.
+    Also none if it is not pid 1 of a namespace, or is in the namespace of this process: that is no sandbox's.
     """
     if not _is_first(first):
         return []
@@ -28,10 +28,10 @@ def beside(first: int) -> list[int]:
 
 
 def end_others(first: int, patience_s: float) -> bool:
-    """End all processes of a namespace but its first one, by which nothing is started meanwhile. Whether it succeeded.
+    """End all processes of a namespace but its first, which is stopped meanwhile. Return whether that succeeded.
 
-    What is stopped starts nothing either, so that even those that start others all the time are ended, if they are not
-    more than can be stopped in time.
+    Others are stopped first too and start nothing, so that even processes that fork all the time are ended, unless
+    there are more than can be stopped in time.
     """
     until = time.monotonic() + patience_s
     if not _is_first(first) or _namespace(first) in (None, _namespace(os.getpid())):
@@ -53,7 +53,7 @@ def end_others(first: int, patience_s: float) -> bool:
 
 
 def _send(pid: int, first: int, number: signal.Signals) -> None:
-    """To a process that is still the one that was found: numbers are used again."""
+    """Signal a process if it is still in the namespace, because pids are reused."""
     try:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -74,7 +74,7 @@ def _namespace(pid: int) -> str | None:
 
 
 def _is_first(pid: int) -> bool:
-    """Whether it has the number 1 in a namespace below ours."""
+    """Return whether it is pid 1 of a namespace below ours."""
     try:
         text = Path(f"/proc/{pid}/status").read_text(errors="replace")
     except OSError:

@@ -16,7 +16,7 @@ _F_SETPIPE_SZ = 1031  # include/uapi/linux/fcntl.h
 
 
 def pipe() -> tuple[int, int]:
-    """(read end, write end), not inherited; as large as may be, so that a busy loop slows nobody down."""
+    """Return (read end, write end), not inheritable; as large as possible, so that a busy loop delays nobody."""
     reader, writer = os.pipe()
     with contextlib.suppress(OSError):
         fcntl.fcntl(writer, _F_SETPIPE_SZ, 1 << 20)
@@ -24,7 +24,7 @@ def pipe() -> tuple[int, int]:
 
 
 async def _ready(fd: int, also: asyncio.Future[Any] | None, writing: bool) -> None:
-    """Return once the descriptor can be used, or `also` is done."""
+    """Wait until the descriptor is ready or `also` is done."""
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
     add, remove = (loop.add_writer, loop.remove_writer) if writing else (loop.add_reader, loop.remove_reader)
@@ -40,7 +40,7 @@ async def _ready(fd: int, also: asyncio.Future[Any] | None, writing: bool) -> No
 async def read_until(
     fd: int, ended: asyncio.Future[Any] | None, feed: Callable[[bytes], Awaitable[None] | None]
 ) -> bool:
-    """Feed what comes, until the end (True), or until what was in the pipe when `ended` was done is read (False)."""
+    """Feed data until the end (True), or until what was in the pipe when `ended` was done has been read (False)."""
     os.set_blocking(fd, False)
     left: int | None = None
     while left is None or left > 0:
@@ -63,7 +63,7 @@ async def read_until(
 
 
 def _waiting(fd: int) -> int:
-    """Bytes in a pipe."""
+    """Return the number of bytes in a pipe."""
     count = array.array("i", [0])
     fcntl.ioctl(fd, termios.FIONREAD, count)
     return count[0]
@@ -80,7 +80,7 @@ async def read_all(fd: int, limit: int | None = None) -> bytes:
 
 
 async def write_all(fd: int, source: bytes | AsyncIterator[bytes]) -> None:
-    """Until the other end is closed, which is its own affair."""
+    """Write all of `source`, or until the reader closes its end, which is no error."""
     os.set_blocking(fd, False)
     with contextlib.suppress(BrokenPipeError):
         if isinstance(source, bytes):

@@ -1,4 +1,4 @@
-"""Sandboxes that are containers of podman, through the API that it shares with Docker (`podman system service`)."""
+"""Sandboxes that are podman containers, through the API it shares with Docker (`podman system service`)."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ class PodmanProvider(EngineProvider):
         return Engine(url, globs=True)
 
     def _ulimits(self) -> list[dict[str, Any]]:
-        """podman asks for more than a service without CAP_SYS_RESOURCE may give: no more than this process has.
+        """Ask for no more than this process has, because podman's defaults exceed what it may set without
+        CAP_SYS_RESOURCE.
 
-        It lowers its own limit of processes to the largest pid.
+        podman lowers its own process limit to the largest pid.
         """
         found: list[dict[str, Any]] = []
         for name, kind, most in (
@@ -40,14 +41,14 @@ class PodmanProvider(EngineProvider):
 def _largest_pid() -> int:
     try:
         return int(Path("/proc/sys/kernel/pid_max").read_text())
-    except OSError:  # no Linux: podman runs in a machine of its own
+    except OSError:  # not Linux: podman runs in a virtual machine
         return resource.RLIM_INFINITY
 
 
 def open_podman(
     state: Path, config: Mapping[str, Any] = MappingProxyType({}), *, price: Price | None = None
 ) -> PodmanProvider:
-    """The provider `podman`; use it with `async with`. ConfigError: of `config`."""
+    """Open the provider `podman`; use it with `async with`. Raises ConfigError if `config` is wrong."""
     settings = settings_of(EngineSettings, config, PodmanProvider.name)
     urls = [os.environ["CONTAINER_HOST"]] if os.environ.get("CONTAINER_HOST") else []
     sockets = [Path(f"/run/user/{os.getuid()}/podman/podman.sock")] if os.getuid() != 0 else []

@@ -1,12 +1,12 @@
-"""What every provider of sandboxes offers, and what its callers may rely on.
+"""The interface that every sandbox provider implements and its callers rely on.
 
     async with open_process(state) as provider:
         async with await provider.create(Spec(limits=Limits(cpus=2))) as sandbox:
             finished = await sandbox.exec("make test", timeout_s=60)
             print(finished.exit_code, finished.stdout.text())
 
-What cannot be kept is refused (`SandboxRefusedError`) before anything is made; what is kept more loosely than by the
-kernel is said in `Sandbox.capabilities`, and `Spec.require` refuses that too.
+What cannot be enforced is refused (`SandboxRefusedError`) before anything is made. `Sandbox.capabilities` says what is
+enforced more loosely than by the kernel; `Spec.require` refuses that too.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from rollout_worker.sandboxes.output import Capture, Output
 from rollout_worker.sandboxes.trees import Moved, Selection, TooLargeError
 
 TASK_DIRECTORIES = ("/app", "/tests", "/logs", "/solution", "/tmp")
-"""Where tasks of agent evaluation keep their files. `/tmp` too: trials side by side write files of one name there."""
+"""Directories where agent evaluation tasks keep files; `/tmp` too, because parallel trials use the same names there."""
 
 MIB = 1 << 20
 
@@ -48,7 +48,7 @@ OnOutput = Callable[[Stream, bytes], Awaitable[None] | None]
 class Host:
     """The sandbox sees the programs and libraries of this machine.
 
-    `written`: over them, what an earlier sandbox wrote, as `KeepsWritten.keep_written` has put it there.
+    `written` is laid over them: what an earlier sandbox wrote, as `KeepsWritten.keep_written` stored it.
     """
 
     written: Path | None = None
@@ -56,7 +56,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class RootFs:
-    """The sandbox's root is a directory: an image, unpacked. It is never written to. `written`: as for `Host`."""
+    """The sandbox's root is a directory, an unpacked image, which is never written to. `written` is as in `Host`."""
 
     path: Path
     written: Path | None = None
@@ -74,7 +74,7 @@ Root = Host | RootFs | Image
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What all processes of a sandbox together may use; also what admission counts."""
+    """Resource limits for all processes of a sandbox together; admission counts them too."""
 
     cpus: float = 1.0
     memory_mb: int = 2048
@@ -83,24 +83,24 @@ class Limits:
 
     @classmethod
     def of(cls, cpus: float | None, memory_mb: int | None, storage_mb: int | None = None) -> Self:
-        """Of what is not said, the default."""
+        """Return limits with defaults for values that are not given."""
         usual = cls()
         return cls(cpus or usual.cpus, memory_mb or usual.memory_mb, storage_mb or usual.storage_mb)
 
 
 NetworkMode = Literal["none", "public", "allowlist", "host"]
 ImageChoice = Literal["auto", "host", "pull", "build"]
-"""How the image of a task is to be had."""
+"""How to get the image of a task."""
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """What a sandbox reaches.
+    """What a sandbox can reach.
 
-    `none`: its own loopback. `public`: what this host reaches, but for the host itself and the services where clouds
-    give out credentials. `allowlist`: `hosts`, which are names, `*.name` (not the name itself), addresses and blocks.
-    `host`: all that this host reaches, by its own interfaces, its loopback and abstract sockets included.
-    `hosts` of `public`: addresses and blocks that are reached although they are of those that are not.
+    `none`: its own loopback. `public`: what this host reaches, except the host itself and the credential services of
+    clouds. `allowlist`: `hosts`, which are names, `*.name` (not the name itself), addresses and blocks. `host`: all
+    that this host reaches, through its own interfaces, including its loopback and abstract sockets. With `public`,
+    `hosts` lists addresses and blocks that are reachable although they are among the exceptions.
     """
 
     mode: NetworkMode = "none"
@@ -109,7 +109,7 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A file or directory of the host, seen in the sandbox at `target`."""
+    """A file or directory of the host, mounted in the sandbox at `target`."""
 
     source: Path
     target: str
@@ -118,14 +118,14 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What a sandbox is to be like.
+    """The specification of a sandbox.
 
-    `directories`: absolute paths that exist in it, writable, and that no other sandbox sees. On the host's root they
-    start empty; in an image they hold what the image has there.
-    `user`: who runs commands, by name or number as the sandbox knows it; None: the provider's default.
-    `workdir`: where commands start and relative paths begin; None: the sandbox's home directory.
-    `env`: all that commands find in their environment, beside PATH, HOME, LANG, TMPDIR and the network's proxy.
-    `require`: limits that must be kept by the kernel for the sandbox as a whole.
+    `directories` are absolute paths that exist in it, are writable, and that no other sandbox sees. On the host's root
+    they start empty; in an image they hold what the image has there. `user` runs commands, by name or number as the
+    sandbox knows it; None is the provider's default. `workdir` is where commands start and what relative paths are
+    relative to; None is the sandbox's home directory. `env` is the whole environment of commands, except PATH, HOME,
+    LANG, TMPDIR and the network's proxy. `require` names limits that the kernel must enforce for the sandbox as a
+    whole.
     """
 
     root: Root = field(default_factory=Host)
@@ -140,7 +140,7 @@ class Spec:
 
 
 Enforcement = Literal["kernel", "process", "watched", "no"]
-"""By the kernel for the sandbox as a whole; for each process by itself; by looking now and then; not at all."""
+"""How a limit is enforced: by the kernel for the whole sandbox, for each process alone, by polling, or not at all."""
 
 
 LIMITS: tuple[LimitName, ...] = ("cpus", "memory", "storage", "pids")
@@ -149,37 +149,37 @@ _NO_LIMITS: Mapping[LimitName, Enforcement] = MappingProxyType(dict.fromkeys(LIM
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a provider was found to do on this machine, by doing it."""
+    """What a provider can do on this machine, as found by trying it."""
 
     private_directories: bool = False
-    own_processes: bool = False  # neither sees nor signals processes outside
+    own_processes: bool = False  # cannot see or signal processes outside
     hides_sandboxes: bool = False  # files of other sandboxes are out of reach
-    hides_host: bool = False  # files of the host are out of reach, but for its programs and what is mounted
+    hides_host: bool = False  # files of the host are out of reach, except its programs and mounts
     writable_root: bool = False  # paths beside the private directories can be written, and no one else sees it
     users: bool = False  # commands can run as other users than the default
     roots: frozenset[Literal["host", "rootfs", "image"]] = frozenset()
     networks: frozenset[NetworkMode] = frozenset()
     limits: Mapping[LimitName, Enforcement] = field(default_factory=lambda: _NO_LIMITS)
     mounts: bool = True  # files of this host can be mounted
-    ends_daemons: bool = True  # a deadline also ends what left its session, its parent and its environment
-    left_behind: bool = True  # what a command leaves running may go on to print
-    notes: tuple[str, ...] = ()  # a sentence each: what is not isolated, and why something is missing
+    ends_daemons: bool = True  # a deadline also kills what left its session, parent and environment
+    left_behind: bool = True  # processes that a command leaves running may go on printing
+    notes: tuple[str, ...] = ()  # one sentence each: what is not isolated, and why a feature is missing
 
 
 CONTAINER = Capabilities(
     private_directories=True, own_processes=True, hides_sandboxes=True, hides_host=True, writable_root=True
 )
-"""Of what has namespaces and a root file system of its own; the rest is to be found out."""
+"""Capabilities of a sandbox with namespaces and a root file system of its own; the rest is probed."""
 
 Ending = Literal["exited", "signalled", "timed_out"]
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """How a command ended. `limit`: the limit of the sandbox that was hit meanwhile and ended processes of it."""
+    """The result of a command. `limit` is the sandbox's limit that was hit while it ran and killed processes."""
 
     how: Ending
-    exit_code: int | None  # if `exited`; 127: no such command, 126: it cannot be run
+    exit_code: int | None  # if `exited`; 127: command not found, 126: it cannot be run
     signal: int | None  # if `signalled`
     stdout: Output
     stderr: Output
@@ -191,7 +191,7 @@ class Finished:
         return self.how == "exited" and self.exit_code == 0
 
     def check(self) -> Self:
-        """Itself; CommandFailedError unless the command ended with exit code 0."""
+        """Return itself. Raises CommandFailedError unless the command ended with exit code 0."""
         if self.ok:
             return self
         how = {
@@ -206,8 +206,8 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """What an upload or a download moved. `skipped`: (path in the tree, why) of the first of the `left_out` entries
-    that were left out."""
+    """The result of an upload or a download. `skipped` has (path in the tree, reason) of the first of the `left_out`
+    entries."""
 
     files: int
     size: int  # bytes
@@ -216,14 +216,15 @@ class Transfer:
 
     @classmethod
     def of(cls, moved: Moved, before: Moved | None = None) -> Self:
-        """`before`: what was left out on the way."""
+        """Return the result of a transfer. `before` holds entries left out before."""
         left = before or Moved()
         return cls(moved.files, moved.size, (*left.skipped, *moved.skipped), left.left_out + moved.left_out)
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Of a download: bytes of file contents and 512 for each entry; files and directories; what is taken."""
+    """Bounds of a download. `max_bytes` counts file contents and 512 for each entry, `max_entries` files and
+    directories."""
 
     max_bytes: int = 4096 * MIB
     max_entries: int | None = None
@@ -232,22 +233,22 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """US dollars."""
+    """Prices in US dollars."""
 
     cpu_hour: float = 0.0
     gib_hour: float = 0.0
 
     def per_hour(self, limits: Limits) -> float:
-        """Of a sandbox that declares these."""
+        """Return US dollars per hour of a sandbox that declares these."""
         return limits.cpus * self.cpu_hour + limits.memory_mb / 1024 * self.gib_hour
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What its provider knows of a sandbox.
+    """What a sandbox's provider knows of it.
 
-    `out`: a directory of this host that ends with it, for what commands print. `remove`: removes it and its claim;
-    SandboxTeardownError.
+    `out` is a directory of this host for what commands print; it is removed with the sandbox. `remove` removes the
+    sandbox and its claim; it raises SandboxTeardownError.
     """
 
     name: str
@@ -261,8 +262,8 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A command as its caller asks for it. `env`: beside what every command of the sandbox finds. `captures`: what it
-    prints is kept there; `on_output` hears of it. A provider gives each piece to both (`take`)."""
+    """A command as its caller requested it. `env` adds to the environment of every command of the sandbox. A provider
+    gives each piece of output to both `captures` and `on_output` (`take`)."""
 
     words: list[str]
     env: Mapping[str, str]
@@ -277,12 +278,12 @@ class Asked:
         return self.on_output(stream, data) if self.on_output else None
 
     async def give(self, stream: Stream, data: bytes) -> None:
-        """`take`, and wait for whoever hears of it."""
+        """Call `take` and await `on_output`."""
         if data and (told := self.take(stream, data)) is not None:
             await told
 
     async def pieces(self, most: int) -> AsyncIterator[bytes]:
-        """Its standard input, in pieces of at most so many bytes."""
+        """Yield its standard input in pieces of at most `most` bytes."""
         source = self.stdin or b""
         if isinstance(source, bytes):
             for start in range(0, len(source), most):
@@ -295,33 +296,33 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a command ended by itself: by its exit code, or by a signal."""
+    """How a command ended by itself: with an exit code or by a signal."""
 
     code: int | None = None
     signal: int | None = None
 
 
 class Command(Protocol):
-    """A command that was begun. `limit`: as in `Finished`, once it has ended."""
+    """A command that was started. `limit` is as in `Finished`, once it has ended."""
 
     async def finish(self) -> Ended:
-        """Until it has ended and what it printed is read. What `on_output` or stdin's source raises, too. It may be
-        cancelled, and `drain` be called then."""
+        """Wait until it has ended and its output is read. Raises also what `on_output` or the source of stdin raises.
+        It may be cancelled, and `drain` called then."""
         ...
 
     async def drain(self) -> None:
-        """Read what it had printed, after everything was killed. `on_output` may be stuck: not for long."""
+        """Read what it had printed after everything was killed, for a bounded time because `on_output` may be stuck."""
         ...
 
     async def limit(self, ended: Ended | None) -> Literal["memory", "storage"] | None: ...
 
     async def close(self) -> None:
-        """Nobody waits for it any more."""
+        """Release it: nobody waits for it any more."""
         ...
 
 
 class Files(Protocol):
-    """How files of a sandbox are moved; all paths in it are absolute. SandboxFileError, SandboxGoneError."""
+    """Transfers files of a sandbox; all its paths are absolute. Methods raise SandboxFileError or SandboxGoneError."""
 
     async def read(self, path: str, max_bytes: int) -> bytes: ...
 
@@ -330,15 +331,15 @@ class Files(Protocol):
     async def upload(self, source: Path, target: str) -> Transfer: ...
 
     async def download(self, source: str, target: Path, bounds: Bounds) -> Transfer:
-        """TooLargeError too."""
+        """Copy to this host. Raises also TooLargeError."""
         ...
 
 
 class Sandbox(ABC):
-    """A place to run commands in. Every method raises SandboxGoneError once it is no more.
+    """A place to run commands in. Every method raises SandboxGoneError once it no longer exists.
 
-    A provider says how a command begins (`_begin`), how all processes are ended (`kill`), how files are moved and what
-    is done before its end (`_destroy`).
+    A provider says how a command starts (`_begin`), how all processes are killed (`kill`), how files are transferred
+    and what is done before its end (`_destroy`).
     """
 
     def __init__(self, made: Made, files: Files) -> None:
@@ -373,15 +374,15 @@ class Sandbox(ABC):
         keep_bytes: int = MIB,
         output_dir: Path | None = None,
     ) -> Finished:
-        """Run a program with arguments, or a line for `/bin/sh -c`, until it ends itself.
+        """Run a program with arguments, or a line for `/bin/sh -c`, until it ends.
 
         After `timeout_s`, **every process in the sandbox** is killed, also those that left the command's session or
-        were started by earlier commands, and what had been printed is returned. Cancellation does the same. A command
+        were started by earlier commands, and what had been printed is returned. Cancellation kills them too. A command
         that ends by itself may leave processes running; what they print later is not kept.
 
-        `on_output` gets each piece as it comes; while one is awaited, the command is not read from. Of each stream the
-        first and last `keep_bytes` are kept in memory; a longer one goes to a file too, whole up to a bound, in
-        `output_dir` or in a place that ends with the sandbox.
+        `on_output` gets each piece as it arrives; while one is awaited, the command's output is not read. The first and
+        last `keep_bytes` of each stream are kept in memory; a longer stream also goes to a file, whole up to a bound,
+        in `output_dir` or in a place that is removed with the sandbox.
         """
         if self._stopped:
             raise SandboxGoneError(f"{self.name} was stopped")
@@ -392,7 +393,7 @@ class Sandbox(ABC):
         asked = Asked(words, env or {}, cwd, user, stdin, captures, on_output)
         try:
             running = await self._begin(asked)
-            begun = time.monotonic()  # what it takes to get there is not the command's time
+            begun = time.monotonic()  # startup does not count as the command's time
             ended = await self._until_ended(running, timeout_s)
         finally:
             outputs = {name: capture.close() for name, capture in captures.items()}
@@ -403,7 +404,7 @@ class Sandbox(ABC):
         return Finished(how, said.code, said.signal, outputs["stdout"], outputs["stderr"], lasted_s, limit)
 
     async def _until_ended(self, running: Command, timeout_s: float | None) -> Ended | None:
-        """None: it was killed after `timeout_s`."""
+        """Return how the command ended, or None if it was killed after `timeout_s`."""
         try:
             return await asyncio.wait_for(running.finish(), timeout_s)
         except TimeoutError:
@@ -412,14 +413,14 @@ class Sandbox(ABC):
             return None
         except SandboxGoneError:
             raise
-        except BaseException:  # cancelled, or a fault of `on_output`: nobody waits for the command any more
+        except BaseException:  # cancelled, or `on_output` failed: nobody waits for the command any more
             await self._kill_left()
             raise
         finally:
             await running.close()
 
     async def _kill_left(self) -> None:
-        """What nobody waits for."""
+        """Kill every process, as nobody waits for the command."""
         with contextlib.suppress(SandboxError):
             await asyncio.shield(self.kill())
 
@@ -429,25 +430,25 @@ class Sandbox(ABC):
 
     @abstractmethod
     async def _begin(self, asked: Asked) -> Command:
-        """Begin a command. SandboxRefusedError: it cannot run as that user."""
+        """Start a command. Raises SandboxRefusedError if it cannot run as that user."""
 
     # Files
 
     async def read_file(self, path: str, *, max_bytes: int = 16 * MIB) -> bytes:
-        """The bytes of a regular file.
+        """Return the bytes of a regular file.
 
-        SandboxFileError: ENOENT, EISDIR, EACCES, EINVAL (a pipe, a device), too_large.
+        Raises SandboxFileError: ENOENT, EISDIR, EACCES, EINVAL (a pipe, a device), too_large.
         """
         return await self._files.read(self._absolute(path), max_bytes)
 
     async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
-        """Make or replace a file; directories on the way are made. SandboxFileError."""
+        """Create or replace a file and create missing directories. Raises SandboxFileError."""
         await self._files.write(self._absolute(path), data, mode)
 
     async def upload(self, source: Path, target: str) -> Transfer:
-        """Copy a file to `target`, or what is in a directory into `target`. Links are copied, never followed.
+        """Copy a file to `target`, or the contents of a directory into `target`. Links are copied, never followed.
 
-        SandboxFileError when something in the sandbox is in the way; OSError for what is wrong with `source`.
+        Raises SandboxFileError if something in the sandbox is in the way, OSError if `source` is at fault.
         """
         return await self._files.upload(source, self._absolute(target))
 
@@ -460,14 +461,15 @@ class Sandbox(ABC):
         max_entries: int | None = None,
         selection: Selection | None = None,
     ) -> Transfer:
-        """Copy a file to `target`, or what is in a directory into `target`, whatever the sandbox made of it.
+        r"""Copy a file to `target`, or the contents of a directory into `target`, even if the sandbox is hostile.
 
         Nothing outside `target` is written. Links that would lead out of it, pipes, sockets and devices are skipped, as
-        is what lies 100 levels deep or has a path of more than 512 bytes. Of names that are no UTF-8, those bytes are
-        escaped (`\\xff`). `selection`: of a directory, what is copied; the rest never leaves the sandbox.
-        With one, `source` itself must be no link (ELOOP).
-        SandboxFileError, `too_large` beyond `max_bytes` of file contents and 512 for each entry, `too_many` beyond
-        `max_entries` files and directories: then some files may have been copied.
+        is what lies more than 100 levels deep or has a path of more than 512 bytes. Bytes of names that are not UTF-8
+        are escaped (`\xff`). `selection` limits what is copied of a directory; the rest never leaves the sandbox. With
+        one, `source` itself must not be a link (ELOOP).
+
+        Raises SandboxFileError: `too_large` beyond `max_bytes` of file contents and 512 for each entry, `too_many`
+        beyond `max_entries` files and directories. Some files may have been copied then.
         """
         path = self._absolute(source)
         try:
@@ -476,7 +478,7 @@ class Sandbox(ABC):
             raise SandboxFileError(f"{path} in {self.name}: {error.reason}", reason=error.reason, path=path) from error
 
     def _absolute(self, path: str) -> str:
-        """SandboxGoneError: it was destroyed."""
+        """Return an absolute path. Raises SandboxGoneError if it was destroyed."""
         if self._ended is not None:
             raise SandboxGoneError(f"{self.name} was destroyed")
         if "\0" in path:
@@ -484,34 +486,34 @@ class Sandbox(ABC):
         return path if path.startswith("/") else posixpath.normpath(posixpath.join(self.workdir, path))
 
     async def names(self, *paths: str) -> dict[str, list[str]] | None:
-        """Of each path that is a directory, the names of what is in it, the first few, whatever it is.
+        """Return the first few names, of any kind, in each path that is a directory.
 
-        None: that takes as much as `download` here. It runs no program of the sandbox's.
+        Returns None if that would cost as much as `download` here. Runs no program of the sandbox.
         """
         return None
 
     async def listen(self) -> socket.socket:
-        """A listening socket on the loopback of the sandbox, at a port of its own; whoever asked accepts there what
-        commands connect. It stays until it is closed. SandboxRefusedError: this provider cannot do that."""
+        """Return a listening socket on the sandbox's loopback, at a port of its own; the caller accepts there what
+        commands connect. It stays until it is closed. Raises SandboxRefusedError if this provider cannot do that."""
         raise SandboxRefusedError(f"commands in {self.name} cannot reach their worker: use bubblewrap or process")
 
     # Its life
 
     @abstractmethod
     async def kill(self) -> None:
-        """End every process in the sandbox. Files stay, and commands can be run again."""
+        """Kill every process in the sandbox. Files stay, and commands can be run again."""
 
     async def allow_more_storage(self) -> None:
-        """As much may be written again as the limit says. Where storage is not watched from here, nothing changes."""
+        """Allow as much to be written again as the limit says. Does nothing where storage is not watched from here."""
         return
 
     async def stop(self) -> None:
-        """End every process, for good: commands are refused with SandboxGoneError, files can still be read."""
+        """End every process for good: commands then raise SandboxGoneError, but files can still be read."""
         self._stopped = True
         await self.kill()
 
     async def destroy(self) -> None:
-        """Remove it and all it holds; again is harmless. SandboxTeardownError when something is left."""
+        """Remove it and all it holds; idempotent. Raises SandboxTeardownError if something is left."""
         failed = self._destroyed is not None and self._destroyed.done() and self._destroyed.exception() is not None
         if self._destroyed is None or failed:
             self._ended = self._ended or time.monotonic()
@@ -520,11 +522,11 @@ class Sandbox(ABC):
         await asyncio.shield(self._destroyed)
 
     async def _destroy(self) -> None:
-        """Of a provider that has more to end: that first."""
+        """Remove it. A provider that has more to end overrides this and does that first."""
         await self._made.remove()
 
     def cost(self) -> float:
-        """US dollars since it was created, until now or until it was destroyed."""
+        """Return US dollars since it was created, until now or until it was destroyed."""
         return ((self._ended or time.monotonic()) - self._begun) / 3600 * self._made.usd_per_hour
 
     async def __aenter__(self) -> Self:
@@ -543,13 +545,15 @@ class Provider(ABC):
 
     @abstractmethod
     async def probe(self) -> Capabilities:
-        """What this provider can do here. Found out once, by doing. SandboxRefusedError where it cannot work at all."""
+        """Return what this provider can do here, found once, by trying. Raises SandboxRefusedError if it cannot work at
+        all."""
 
     @abstractmethod
     async def create(self, spec: Spec, *, wait: bool = True) -> Sandbox:
-        """A new sandbox, once there is room for what it declares; `wait=False`: now, or SandboxNoRoomError.
+        """Make a sandbox once there is room for what it declares. `wait=False` raises SandboxNoRoomError if there is
+        none now.
 
-        SandboxRefusedError, SandboxCreateError.
+        Raises SandboxRefusedError, SandboxCreateError.
         """
 
     @abstractmethod
@@ -571,8 +575,8 @@ class Provider(ABC):
 
 @dataclass(frozen=True, slots=True)
 class BuiltImage:
-    """An image that an engine has. `key`: equal for images with the same files. `has_entrypoint`: it names a program
-    that starts what commands then find running."""
+    """An image that an engine has. `key` is equal for images with the same files. `has_entrypoint` says whether it
+    starts a program that commands then find running."""
 
     reference: str
     key: str
@@ -587,18 +591,18 @@ class MakesImages(ABC):
 
     @abstractmethod
     async def build_image(self, context: Path, *, timeout_s: float, anew: bool) -> BuiltImage:
-        """From the Dockerfile in `context`, unless an image of the same content is there. `anew`: also then.
+        """Build the Dockerfile in `context`, unless an image of the same content exists and `anew` is false.
 
-        ImageBuildError, ImageBuildTimeoutError, ImagePullError.
+        Raises ImageBuildError, ImageBuildTimeoutError, ImagePullError.
         """
 
     @abstractmethod
     async def pull_image(self, reference: str, *, timeout_s: float, anew: bool) -> BuiltImage:
-        """Unless it is there. ImagePullError, ImageNotFoundError."""
+        """Pull an image unless it exists. Raises ImagePullError, ImageNotFoundError."""
 
 
 class KeepsWritten(ABC):
-    """A provider whose sandboxes can begin with what another one wrote."""
+    """A provider whose sandboxes can start with what another one wrote."""
 
     @abstractmethod
     async def can_keep_written(self) -> bool: ...
@@ -607,5 +611,5 @@ class KeepsWritten(ABC):
     async def keep_written(self, sandbox: Sandbox, target: Path) -> None:
         """End the sandbox, and move what was written in it to `target`, a new directory on the same file system.
 
-        SandboxTeardownError: processes do not end; SandboxCreateError: it cannot be moved.
+        Raises SandboxTeardownError if processes do not end, SandboxCreateError if it cannot be moved.
         """

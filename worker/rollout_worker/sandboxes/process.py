@@ -1,8 +1,8 @@
 """Sandboxes that are directories of this host: its root file system, as the worker's user, with private directories.
 
-Where the kernel lets us, in mount, pid, network, IPC and UTS namespaces of their own: then /app, /tests and such are
-private, nothing outside can be signalled, and the network can be closed. Elsewhere commands are found and ended by
-descent, and what needs more is refused. Files of the host are protected by the user's permissions only.
+Where the kernel allows it, they have mount, pid, network, IPC and UTS namespaces of their own: /app, /tests and such
+are private, no process outside can be signalled, and the network can be closed. Elsewhere commands are found and killed
+by descent, and what needs more is refused. Only the user's permissions protect files of the host.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ProcessProvider(LocalProvider):
         capacity: Capacity | None = None,
         price: Price | None = None,
     ) -> None:
-        """`namespaces=False`: without any, as where the kernel allows none."""
+        """`namespaces=False` uses none, as where the kernel allows none."""
         super().__init__(state, capacity=capacity, price=price)
         self._wanted = namespaces
 
@@ -63,7 +63,7 @@ class ProcessProvider(LocalProvider):
             hides_sandboxes=features.namespaces,
             hides_host=False,
             writable_root=False,
-            users=features.namespaces and os.geteuid() == 0,  # others cannot reach the directory of a bare one
+            users=features.namespaces and os.geteuid() == 0,  # without namespaces, others cannot access its directory
             roots=frozenset({"host"}),
             networks=self.networks(features),
             limits=self.enforcement(features),
@@ -101,7 +101,7 @@ class ProcessProvider(LocalProvider):
             self.write_resolv_conf(box / "in" / "resolv.conf", spec)
             mounts.insert(0, (str(box / "in" / "resolv.conf"), str(RESOLV_CONF.resolve()), True))
         return {
-            # Who is root could else take off what covers other sandboxes.
+            # Otherwise root could unmount what covers other sandboxes.
             "drop": True,
             "host": {
                 "point": str(self.mount_point),
@@ -119,7 +119,7 @@ class ProcessProvider(LocalProvider):
 
 
 def _not_private(path: str, directories: tuple[str, ...]) -> str | None:
-    """Why nothing can be put at `path` without making a directory on the host; None: it can."""
+    """Return why nothing can be mounted at `path` without making a directory on the host, or None if it can."""
     if not path.startswith("/") or any(path.startswith(f"{other}/") for other in directories):
         return None
     top = Path("/", path.split("/")[1])
@@ -142,6 +142,6 @@ def open_process(
     capacity: Capacity | None = None,
     price: Price | None = None,
 ) -> ProcessProvider:
-    """The provider `process`; use it with `async with`. ConfigError: of `config`."""
+    """Open the provider `process`; use it with `async with`. Raises ConfigError if `config` is wrong."""
     settings_of(ImageSettings, config, ProcessProvider.name)
     return ProcessProvider(state, namespaces=namespaces, capacity=capacity, price=price)

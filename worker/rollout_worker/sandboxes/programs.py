@@ -1,4 +1,4 @@
-"""Processes of ours beside the worker, of the standard library only."""
+"""Helper processes of the worker that use only the standard library."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _PROGRAM = "import sys; sys.path.append(sys.argv.pop(1)); from rollout_worker.sa
 
 
 async def start_program(module: str, function: str, fd: int, *arguments: str) -> asyncio.subprocess.Process:
-    """Call a function of a module here in a process of its own, which has the descriptor as its first argument.
+    """Call a function of a module here in a process of its own, with the descriptor as its first argument.
 
-    Without site: the process is small, and each of its forks with it.
+    Starts Python without site, so that the process and each of its forks is small.
     """
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-I", "-S", "-c", _PROGRAM.format(module, function)),
@@ -24,7 +24,7 @@ async def start_program(module: str, function: str, fd: int, *arguments: str) ->
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.DEVNULL,
-        env={"PATH": os.defpath},  # what it has in its environment, its forks have too
+        env={"PATH": os.defpath},  # its forks inherit its environment
         cwd="/",
         start_new_session=True,
     )

@@ -22,13 +22,11 @@ _NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 def open_provider(name: str, state: Path, config: Mapping[str, Any] = _NONE, *, key: str = "sandboxes") -> Provider:
-    """The provider of that name; use it with `async with`.
+    """Open the provider of that name; use it with `async with`.
 
-    `name`: a registered one, or `module:Class` of anything that takes (state, config) and returns a provider.
-    `state`: where providers of this host keep claims and sandboxes.
-    `config`: the provider's own settings.
-    `key`: what the name was given for, in an error.
-    ConfigError: nobody has it, or a setting is wrong; a line each, with all of them.
+    `name` is a registered one, or `module:Class` of any callable that takes (state, config) and returns a provider.
+    `state` is where providers of this host keep claims and sandboxes. `config` holds the provider's own settings. `key`
+    names the setting in an error. Raises ConfigError if nobody has the name or settings are wrong, one line for each.
     """
     factory: Factory = _named(name, key) if ":" in name else find_adapter(GROUP, name, key, what="provider").load()
     return factory(state, config)

@@ -1,9 +1,9 @@
-"""The way out of a sandbox whose network is an allowlist: an HTTP proxy that connects to listed hosts only.
+"""The egress proxy of a sandbox whose network is an allowlist: an HTTP proxy that connects to listed hosts only.
 
-It accepts on a socket that was made inside the sandbox's network namespace, which has nothing else, and connects in
-the host's: nothing of it runs in the sandbox, and what does not speak to it reaches nobody. Names are resolved here,
-and the address that was checked is the one that is connected to. CONNECT (RFC 9110, 9.3.6) for everything encrypted,
-absolute-form requests (RFC 9112, 3.2.2) for plain HTTP, whose Host is that of the URL, whatever the sandbox sent.
+It accepts on a socket made inside the sandbox's network namespace, which has nothing else, and connects in the host's:
+none of it runs in the sandbox, and what does not use it reaches nothing. Names are resolved here, and the proxy
+connects to the very address it checked. It takes CONNECT (RFC 9110, 9.3.6) for everything encrypted, and absolute-form
+requests (RFC 9112, 3.2.2) for plain HTTP, whose Host is that of the URL, whatever the sandbox sent.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _HEAD_BYTES = 1 << 16
 _HEAD_S = 30.0
 _CONNECT_S = 20.0
 _CHUNK = 1 << 16
-# RFC 9112, 3 and 5: no line that a server could read as two, none that continues another, no space before the colon.
+# RFC 9112, 3 and 5: no line that a server could read as two, no folded line, no space before the colon.
 _METHOD = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VERSION = re.compile(r"HTTP/1\.[01]")
 _FIELD = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\r\n\0]*")
@@ -42,7 +42,7 @@ class _Refused(Exception):
 
 
 class Proxy:
-    """Serves one sandbox."""
+    """An HTTP proxy for one sandbox."""
 
     def __init__(self, allowlist: Allowlist) -> None:
         self._allowlist = allowlist
@@ -67,7 +67,7 @@ class Proxy:
         self._serving.add(task)
         try:
             await self._serve(reader, writer)
-        except (OSError, asyncio.IncompleteReadError):  # one of the two ends went away
+        except (OSError, asyncio.IncompleteReadError):  # one of the two ends disconnected
             pass
         finally:
             self._serving.discard(task)
@@ -126,7 +126,7 @@ async def _resolve(host: str, port: int) -> list[Address]:
 
 
 def _understand(head: bytes) -> tuple[str, str, int, bytes]:
-    """(method, host, port, the request to send on). _Refused."""
+    """Return (method, host, port, the request to forward). Raises _Refused."""
     bad = _Refused("400 Bad Request", "this is a proxy: send CONNECT host:port, or a request with a whole http:// URL")
     line, _, fields = head.partition(b"\r\n")
     try:
@@ -147,7 +147,7 @@ def _understand(head: bytes) -> tuple[str, str, int, bytes]:
         raise _Refused("400 Bad Request", "a header field is malformed")
     kept = [field for field in given if not _NOT_SENT_ON.match(field)]
     authority = parts.netloc.rpartition("@")[2]
-    # One request a connection: the next may be for another host, which would have to be checked.
+    # One request per connection, because the next may be for another host, which would have to be checked.
     onward = [f"{method} {path} {version}", f"Host: {authority}"]
     return method, host, port or 80, b"\r\n".join([*map(str.encode, onward), *kept, b"Connection: close", b"", b""])
 

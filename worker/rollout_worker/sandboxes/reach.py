@@ -1,4 +1,4 @@
-"""Reaching into a sandbox that offers no more than "run this there": answers that are whole, and tries again."""
+"""Calls into a sandbox that offers only "run this there": complete answers, and retries."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _FIRST_S, _LONGEST_S = 0.1, 2.0
 
 
 class DroppedError(Exception):
-    """The answer did not come whole: what was asked for may have been done, or not.
+    """The answer was incomplete: the request may or may not have been carried out.
 
-    `inside`: the way to the sandbox is well, and what is in it does not answer.
+    `inside` says that the connection works but the sandbox does not answer.
     """
 
     def __init__(self, message: str, *, inside: bool = False) -> None:
@@ -34,29 +34,30 @@ class Answer:
 
 
 class Reach(ABC):
-    """How one sandbox is reached. `bytes_in` and `bytes_out`: what one call may carry, about.
+    """A way to reach one sandbox. `bytes_in` and `bytes_out` are about what one call may carry.
 
-    `takes_input`: whether standard input arrives; else what goes in is part of the script.
-    `patience_s`: for how long a dropped call is tried again before the sandbox counts as gone.
+    `takes_input` says whether standard input arrives; else input is part of the script. `patience_s` is for how long a
+    dropped call is retried before the sandbox counts as gone.
     """
 
     takes_input: bool = True
     bytes_in: int = 1 << 20
     bytes_out: int = 4 << 20
-    wait_s: float = 10.0  # for what happens inside, within one call: connections on which nothing moves are dropped
+    wait_s: float = 10.0  # for waiting inside one call, because idle connections are dropped
     patience_s: float = 60.0
 
     async def fetch(self, path: str, target: Path) -> bool:
-        """Copy a file of the sandbox to this host, by a better way than calls; False: there is none."""
+        """Copy a file of the sandbox to this host by a better way than calls. Returns False if there is none."""
         return False
 
     @abstractmethod
     async def call(self, script: str, data: bytes) -> bytes:
-        """What `sh -c SCRIPT` printed, with `data` as its standard input. DroppedError, SandboxGoneError."""
+        """Return what `sh -c SCRIPT` printed, with `data` as its standard input. Raises DroppedError,
+        SandboxGoneError."""
 
 
 class Shell:
-    """Scripts inside of one sandbox. Each may be run twice."""
+    """Runs scripts in one sandbox. Each must be safe to run twice."""
 
     def __init__(self, name: str, reach: Reach) -> None:
         self.name = name
@@ -65,7 +66,7 @@ class Shell:
         self._why: SandboxGoneError | None = None
 
     def close(self, why: SandboxGoneError) -> None:
-        """From now on, and for whoever waits for an answer, the sandbox is gone."""
+        """Mark the sandbox as gone, for later calls and for those that wait for an answer."""
         self._why = self._why or why
         if self._gone is not None and not self._gone.done():
             self._gone.set_result(None)
@@ -75,7 +76,8 @@ class Shell:
         return type(self._why)(self._why.message)
 
     async def run(self, script: str, data: bytes = b"", *, patience_s: float | None = None) -> Answer:
-        """SandboxFileError: the script found a fault with a file. SandboxGoneError: it cannot be reached any more."""
+        """Run a script, with retries. Raises SandboxFileError if it reports a file error, SandboxGoneError if all
+        retries fail."""
         until = time.monotonic() + (self.reach.patience_s if patience_s is None else patience_s)
         wait = _FIRST_S
         while True:
@@ -95,7 +97,7 @@ class Shell:
             return answer
 
     async def check(self, script: str, data: bytes = b"") -> bytes:
-        """What it printed. SandboxError: it did not end with 0."""
+        """Run a script and return what it printed. Raises SandboxError if its exit code is not 0."""
         answer = await self.run(script, data)
         if answer.code != 0:
             raise SandboxError(
@@ -104,7 +106,7 @@ class Shell:
         return answer.out
 
     async def once(self, script: str, data: bytes = b"") -> Answer:
-        """As `run`, but tried once. DroppedError too."""
+        """Run a script without retries. Raises also DroppedError."""
         return await self._once(script, data)
 
     async def _once(self, script: str, data: bytes) -> Answer:

@@ -1,4 +1,4 @@
-"""One command that runs detached in a sandbox which is reached by exec only."""
+"""A command that runs detached in a sandbox reached by exec only."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _LEAST_S = 0.1
 
 
 class Detached:
-    """Output is asked for by offset, so that an answer that was lost is asked for again: nothing is lost or doubled.
-    `clear`: called when nobody waits for it any more."""
+    """A detached command. Output is requested by offset, so a lost answer is requested again and nothing is lost or
+    duplicated. `clear` is called when nobody waits for it any more."""
 
     def __init__(self, shell: Shell, directory: str, asked: Asked, clear: Callable[[], None]) -> None:
         self._shell = shell
@@ -60,7 +60,7 @@ class Detached:
         return "memory" if ended is not None and self._memory_was_hit else None
 
     async def _send(self) -> None:
-        """Standard input, in pieces, never far ahead of whoever reads it."""
+        """Send standard input in pieces, never far ahead of the reader."""
         number = 0
         async for data in self._asked.pieces(self._shell.reach.bytes_in):
             script = scripts.feed(self._directory, number, len(data), _AHEAD)
@@ -77,16 +77,16 @@ class Detached:
                 return status
 
     async def drain(self) -> None:
-        """What it had printed, once everything is killed."""
+        """Read what it had printed, once everything is killed."""
         _, sizes = await self._poll(0)
         await self._rest(sizes)
 
     async def _rest(self, sizes: tuple[int, int]) -> None:
-        """Not more than that: what it left running may go on to print."""
+        """Read up to these sizes and no further: processes it left running may go on printing."""
         while self._read["stdout"] < sizes[0] or self._read["stderr"] < sizes[1]:
             before = dict(self._read)
             await self._poll(0)
-            if self._read == before:  # somebody in the sandbox cut the file
+            if self._read == before:  # a process in the sandbox truncated the file
                 return
 
     async def _poll(self, wait_s: float) -> tuple[Ended | None, tuple[int, int]]:
@@ -95,7 +95,7 @@ class Detached:
         try:
             said = (await self._shell.once(scripts.poll(self._directory, out, err, wait_s, most))).out
             self._wait_s = min(2 * self._wait_s, self._shell.reach.wait_s)
-        except DroppedError:  # perhaps since nothing moved for so long
+        except DroppedError:  # perhaps because the connection was idle for so long
             self._wait_s = max(self._wait_s / 2, _LEAST_S)
             said = await self._shell.check(scripts.poll(self._directory, out, err, 0, most))
         head, _, data = said.partition(b"\n")

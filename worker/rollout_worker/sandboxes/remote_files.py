@@ -1,4 +1,4 @@
-"""Files of a sandbox that is reached by exec only: in pieces that one call can carry, checked, and trees as tar."""
+"""Files of a sandbox reached by exec only: sent in pieces that fit one call, with checksums; trees as tar."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rollout_worker.sandboxes.reach import Shell
 
 
 class RemoteFiles:
-    """`base`: a directory in the sandbox for what is on its way."""
+    """Transfers files. `base` is a directory in the sandbox for files in transit."""
 
     def __init__(self, shell: Shell, base: str) -> None:
         self._shell = shell
@@ -32,7 +32,7 @@ class RemoteFiles:
         return taken.getvalue()
 
     async def _read(self, path: str, max_bytes: int, target: BinaryIO) -> int:
-        """The file's mode."""
+        """Read a file into `target` and return its mode."""
         async with self._spool() as spool:
             out = await self._check(path, scripts.read(path, spool, max_bytes, self._shell.reach.bytes_out))
             head, _, data = out.partition(b"\n")
@@ -80,7 +80,7 @@ class RemoteFiles:
             return await asyncio.to_thread(_unpack, archive, target, bounds, said.decode(errors="replace"))
 
     async def put(self, path: str, source: BinaryIO) -> int:
-        """Send a file; its size."""
+        """Send a file and return its size."""
         digest = hashlib.sha256()
         number = size = 0
         while (data := source.read(self._shell.reach.bytes_in)) or number == 0:
@@ -125,7 +125,7 @@ class RemoteFiles:
     async def _spool(self) -> AsyncGenerator[str]:
         spool = f"{self._base}/t-{secrets.token_hex(6)}"
         yield spool
-        # What is left after a fault goes with the sandbox.
+        # After an error, the rest is removed with the sandbox.
         await self._shell.run(f'rm -rf "{spool}" "{spool}".*')
 
 
@@ -140,7 +140,7 @@ def _copy(source: Path, size: int, digest: str, target: BinaryIO) -> None:
 
 
 def _place(data: BinaryIO, target: Path, mode: int) -> Transfer:
-    """A single file, by the way that trees take: it follows no link."""
+    """Write a single file through `trees`, which follows no link."""
     size = data.tell()
     data.seek(0)
     with tempfile.TemporaryFile() as archive:
@@ -158,7 +158,7 @@ def _unpack(archive: BinaryIO, target: Path, bounds: Bounds, said: str) -> Trans
     left, chooser = _left_out(said), trees.Chooser(bounds.selection)
     try:
         return archives.unpack(archive, target, bounds, _plain_name, chooser, left)
-    except tarfile.ReadError:  # cut off, since it grew beyond any bound
+    except tarfile.ReadError:  # truncated, because it grew beyond any bound
         raise trees.TooLargeError from None
 
 
@@ -167,7 +167,7 @@ def _plain_name(name: str) -> str:
 
 
 def _left_out(said: str) -> trees.Moved:
-    """What the script left out, and what tar complained of."""
+    """Return what the script left out and what tar reported."""
     left = trees.Moved()
     named = 0
     for line in said.splitlines():

@@ -1,4 +1,4 @@
-"""Finding out, from within, what a sandbox elsewhere keeps."""
+"""Probes, from inside, of what a remote sandbox enforces."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ connects() {
   exit 77
 }
 """
-"""For scripts: whether a connection can be made. Exit code 77: there is no program to try it with."""
+"""Shell function that tests whether a connection succeeds. It exits with 77 if there is no program to try it with."""
 
 
 async def text_of(sandbox: RemoteSandbox, script: str) -> str:
-    """What a script of ours prints, not as a command of the sandbox: that costs one call, a command three."""
+    """Return what our script prints. It is not run as a sandbox command, because that costs three calls instead of
+    one."""
     return (await sandbox.shell.run(script)).out.decode(errors="replace").strip()
 
 
 async def changes_users(sandbox: RemoteSandbox) -> bool:
-    """Whether commands can run as another user, in the home too."""
+    """Return whether commands can run as another user, in the home directory too."""
     with contextlib.suppress(SandboxRefusedError):
         finished = await sandbox.exec("id -u", user=_NOBODY)
         return finished.ok and finished.stdout.text().strip() == str(_NOBODY)
@@ -37,7 +38,7 @@ async def changes_users(sandbox: RemoteSandbox) -> bool:
 
 
 async def limits_of(sandbox: RemoteSandbox) -> dict[LimitName, Enforcement]:
-    """Those that the control group of the sandbox, as it sees that, has at what was declared."""
+    """Return the limits that the sandbox's control group, as seen from inside, sets to what was declared."""
     found: dict[LimitName, Enforcement] = dict.fromkeys(LIMITS, "no")
     declared = sandbox.spec.limits
     script = (

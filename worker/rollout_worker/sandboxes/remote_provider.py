@@ -1,6 +1,6 @@
-"""What providers of sandboxes elsewhere share: room by count, and images of a registry.
+"""The common part of remote providers: a maximum number of sandboxes, and registry images.
 
-A provider says how a sandbox is made and reached (`_begin_sandbox`), and how it is removed (`_remove`).
+A provider says how a sandbox is made and reached (`_start`), and how it is removed (`_remove`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rollout_worker.sandboxes.remote_sandbox import KillHow, RemoteSandbox, ente
 from rollout_worker.sandboxes.threads import in_thread
 
 UNKNOWN = replace(CONTAINER, mounts=False)
-"""Of a sandbox with which it is found out."""
+"""Capabilities of a sandbox used for probing."""
 _PROBE_IMAGE = "debian:12-slim"
 _TRIED = 60.0
 
@@ -65,7 +65,7 @@ class RemoteProvider(OwningProvider[RemoteSandbox]):
         keep_env: bool = True,
         kind: type[RemoteSandbox] = RemoteSandbox,
     ) -> RemoteSandbox:
-        """Make ready what was just made. `home_is_here`: as for `enter`; `keep_env`: as for the sandbox."""
+        """Prepare a new sandbox. `home_is_here` is as in `enter`, `keep_env` as in the sandbox."""
         shell = Shell(claim.name, reach)
         try:
             entered = await enter(shell, spec, home_is_here=home_is_here)
@@ -76,18 +76,18 @@ class RemoteProvider(OwningProvider[RemoteSandbox]):
 
 
 class ServiceProvider(RemoteProvider):
-    """A service that runs images of a registry, each in a sandbox of its own."""
+    """A service that runs registry images, each in a sandbox of its own."""
 
     allowlists: str
-    """What an allowlist may hold, or lets through."""
+    """A note on what an allowlist may contain or lets through."""
     closing_faults: tuple[type[SandboxError], ...] = ()
-    """What `_start` raises if it finds a network open that was to be closed."""
+    """Errors that `_start` raises if it finds open a network that should be closed."""
 
     def __init__(
         self, state: Path, *, max_sandboxes: int, price: Price, default_image: str | None, probed: Limits, opens: str
     ) -> None:
-        """`probed`: of sandboxes to find out with. `opens`: a script that ends with 0 only in an open network, with 77
-        where there is no program to try it."""
+        """`probed` limits sandboxes used for probing. `opens` is a script that exits with 0 only in an open network,
+        with 77 if there is no program to try it."""
         super().__init__(state, max_sandboxes=max_sandboxes, price=price)
         self._default_image = default_image
         self._probed = probed
@@ -145,4 +145,4 @@ class ServiceProvider(RemoteProvider):
 
     @abstractmethod
     def _remarks(self) -> list[str]:
-        """A sentence each, for `Capabilities.notes`."""
+        """Return sentences for `Capabilities.notes`."""

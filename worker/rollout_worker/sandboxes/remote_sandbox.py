@@ -1,6 +1,6 @@
-"""A sandbox elsewhere, of which its owner can do no more than run something there and read what that printed.
+"""A remote sandbox, in which its owner can only run something and read what that printed.
 
-Commands run detached, under a supervisor inside, and are looked at until they have ended; see `scripts`.
+Commands run detached, under a supervisor inside, and are polled until they have ended; see `scripts`.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from rollout_worker.sandboxes.remote_files import RemoteFiles
 
 @dataclass(frozen=True, slots=True)
 class Entered:
-    """A new sandbox that was made ready.
+    """A new sandbox after its preparation.
 
-    `base`: a directory in it for supervisors and files on their way. `old`: processes that were there from the
-    beginning, and stay when all others are killed; numbers, with spaces.
+    `base` is a directory in it for supervisors and files in transit. `old` lists, with spaces, the pids that existed
+    from the start and stay when all others are killed.
     """
 
     home: str
@@ -43,10 +43,10 @@ class Entered:
 
 
 async def enter(shell: Shell, spec: Spec, *, home_is_here: bool) -> Entered:
-    """Make a new sandbox ready.
+    """Prepare a new sandbox.
 
-    `home_is_here`: the home is where commands start, if that can be written and is not /; else $HOME.
-    SandboxCreateError: one of the directories cannot be made.
+    `home_is_here` makes the directory where commands start the home, if it is writable and not /; else it is $HOME.
+    Raises SandboxCreateError if a directory cannot be made.
     """
     here = 'h=$PWD; if [ "$h" = / ] || ! [ -w "$h" ]; then h=${HOME:-/root}; fi' if home_is_here else "h=${HOME:-/root}"
     made = " ".join(map(quote, spec.directories))
@@ -73,12 +73,12 @@ printf '%s\n%s\n%s' "$h" "$b" "$left"
 _END_S = 2.0
 
 KillHow = Literal["all", "new", "marked"]
-"""What ends a sandbox's processes: all of its pid namespace but the first, which is ours; all but those that were there
-from the beginning; or those that carry its mark and their descendants."""
+"""Which processes a kill ends: all of the pid namespace but the first, which is ours; all but those that existed from
+the start; or those that carry the sandbox's mark and their descendants."""
 
 
 class RemoteSandbox(Sandbox):
-    """`keep_env`: commands find what the sandbox's image set."""
+    """A remote sandbox. `keep_env` says whether commands inherit what its image set."""
 
     def __init__(self, made: Made, shell: Shell, entered: Entered, *, kill: KillHow, keep_env: bool) -> None:
         self._remote_files = RemoteFiles(shell, entered.base)
@@ -89,7 +89,7 @@ class RemoteSandbox(Sandbox):
         self._kill = kill
         self._keep_env = keep_env
         self._mark = f"{MARK}={made.name};"
-        """In the environment of every process that a command starts."""
+        """Mark in the environment of every process that a command starts."""
         self._litter: set[asyncio.Task[None]] = set()
 
     @property
@@ -98,7 +98,7 @@ class RemoteSandbox(Sandbox):
 
     @property
     def out(self) -> Path:
-        """Its directory on this host."""
+        """The sandbox's directory on this host."""
         return self._made.out
 
     # Commands
@@ -117,7 +117,7 @@ class RemoteSandbox(Sandbox):
             raise SandboxRefusedError(why, reasons=[why]) from None
         except SandboxGoneError:
             raise
-        except BaseException:  # it may have begun
+        except BaseException:  # it may have started
             await self._kill_left()
             await detached.close()
             raise
@@ -131,7 +131,7 @@ class RemoteSandbox(Sandbox):
         return scripts.command_text(asked.words, env, where, self.home, self._mark, keep_env=self._keep_env)
 
     def _clear_later(self, directory: str) -> None:
-        """Nobody waits for it: it costs a call."""
+        """Remove a directory in the background, because it costs a call."""
 
         async def clear() -> None:
             with contextlib.suppress(SandboxError):
@@ -142,7 +142,7 @@ class RemoteSandbox(Sandbox):
         task.add_done_callback(self._litter.discard)
 
     def _end_all(self, *, verify: bool) -> str:
-        """A script. `verify`: it only looks, and tells what is left."""
+        """Return a script that kills. With `verify` it only reports what is left."""
         if self._kill == "marked":
             return scripts.kill_marked(self._mark)
         old, ours = ("", "1") if self._kill == "all" else (self._old, "")
@@ -152,7 +152,7 @@ class RemoteSandbox(Sandbox):
         left = b""
         for _ in range(1 if self._kill == "marked" else 10):
             if self._kill != "marked":
-                with contextlib.suppress(DroppedError):  # whoever waits for the call inside is killed too
+                with contextlib.suppress(DroppedError):  # the process that waits for the call inside is killed too
                     await self._shell.once(self._end_all(verify=False))
             answer = await self._shell.run(self._end_all(verify=True))
             if answer.code == 0:
@@ -170,7 +170,7 @@ class RemoteSandbox(Sandbox):
 
 
 class UncontainedSandbox(RemoteSandbox):
-    """What its commands started need not end with what is removed."""
+    """A sandbox whose processes may outlive its removal, so they are killed first."""
 
     async def _destroy(self) -> None:
         self._shell.close(SandboxGoneError(f"{self.name} was destroyed"))

@@ -1,4 +1,4 @@
-"""What a sandbox sees as its root, made in a mount namespace of its own that goes with it. Standard library only."""
+"""A sandbox's root, made in a mount namespace of its own and gone with it. Standard library only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from rollout_worker.sandboxes import kernel
 
 _BUILT = 77
-"""Exit code of the one command that bubblewrap runs: the root is complete."""
+"""Exit code of the one command that bubblewrap runs, which shows that the root is complete."""
 _LOOK_S = 2.0
 _READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
 _HIDDEN = (
@@ -32,10 +32,10 @@ _HIDDEN = (
 
 
 def of_host(config: dict[str, Any]) -> None:
-    """The host's root with private directories: every entry of `/` but /proc is bound into a new root. OSError.
+    """Bind every entry of the host's `/` but /proc into a new root, with private directories. Raises OSError.
 
-    `point`: an empty directory of the host that new roots are mounted at; `private`: pairs of a path in the sandbox and
-    the directory behind it; `mounts`: (source, target, read-only); `hidden`: a directory of the host that is covered.
+    `point` is an empty directory of the host where new roots are mounted, `private` has pairs of a path in the sandbox
+    and the directory behind it, `mounts` has (source, target, read-only), `hidden` is a directory of the host to cover.
     """
     root: str = config["point"]
     private: list[tuple[str, str]] = sorted(config["private"])
@@ -61,14 +61,14 @@ def of_host(config: dict[str, Any]) -> None:
 def enter(root: str) -> None:
     """Make what `of_host` built the root, once its own /proc is there.
 
-    The host's /proc must be gone then: beside it, whoever makes a user namespace may mount one that nothing covers.
+    The host's /proc must be gone then: beside it, anyone in a new user namespace could mount one that nothing covers.
     """
     kernel.pivot_root(root)
     guard_proc()
 
 
 def _bind_entry(entry: os.DirEntry[str], target: str) -> None:
-    """What others remove from the host's root meanwhile is left out."""
+    """Bind an entry, unless it was removed from the host's root meanwhile."""
     try:
         if entry.is_symlink():
             os.symlink(os.readlink(entry.path), target)
@@ -83,7 +83,7 @@ def _bind_entry(entry: os.DirEntry[str], target: str) -> None:
 def _make_point(source: str, target: str) -> None:
     if stat.S_ISDIR(os.stat(source).st_mode):
         os.makedirs(target, exist_ok=True)
-    elif not os.path.exists(target):  # one that is there may be another user's
+    elif not os.path.exists(target):  # an existing one may be another user's
         os.makedirs(os.path.dirname(target), exist_ok=True)
         os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
 
@@ -91,19 +91,18 @@ def _make_point(source: str, target: str) -> None:
 def bind(source: str, target: str, *, read_only: bool) -> None:
     kernel.mount(source, target, None, kernel.MS_BIND | kernel.MS_REC)
     if read_only:
-        # A user namespace may not take off flags that a mount had: they are given again (mount_namespaces(7)).
+        # A user namespace may not clear the flags of a mount, so they are set again (mount_namespaces(7)).
         kept = os.statvfs(target).f_flag & (kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
         kernel.mount("none", target, None, kernel.MS_BIND | kernel.MS_REMOUNT | kernel.MS_RDONLY | kept)
 
 
 def by_bubblewrap(config: dict[str, Any]) -> int:
-    """Let bubblewrap make the root, enter it, and return its mount namespace. OSError, with what bubblewrap said.
+    """Let bubblewrap make the root, enter it, and return its mount namespace. Raises OSError with bubblewrap's message.
 
-    `overlays`: (lowers with the topmost first, upper, work, name, options) are mounted first, since bubblewrap learned
-    that only in 0.11: below `point`, a directory that stays. Removing one that is a mount point elsewhere would wait
-    for the kernel.
-    bubblewrap is held before it runs its command, until its mount namespace is open here; so nothing needs to stay
-    alive in the sandbox to keep it.
+    `overlays` (lowers with the topmost first, upper, work, name, options) are mounted first, because bubblewrap
+    supports them only since 0.11. They lie below `point`, a directory that stays, because removing one that is a mount
+    point elsewhere would wait for the kernel. bubblewrap is blocked before it runs its command until its mount
+    namespace is open here, so no process needs to stay alive in the sandbox to keep it.
     """
     kernel.mount("tmpfs", config["point"], "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=755,size=64k")
     for lowers, upper, work, name, options in config["overlays"]:
@@ -111,7 +110,7 @@ def by_bubblewrap(config: dict[str, Any]) -> int:
         os.mkdir(where)
         lower = ":".join(_escape(path) for path in lowers)
         data = f"lowerdir={lower},upperdir={_escape(upper)},workdir={_escape(work)}{options}"
-        try:  # nothing of it is kept over a crash: no need to wait for the disk when it goes (overlayfs.rst, volatile)
+        try:  # it need not survive a crash, so its unmount need not wait for the disk (overlayfs.rst, volatile)
             kernel.mount("overlay", where, "overlay", 0, f"{data},volatile")
         except OSError as error:
             if error.errno != errno.EINVAL:
@@ -123,7 +122,7 @@ def by_bubblewrap(config: dict[str, Any]) -> int:
 
     processes = os.open("/proc/self/ns/pid_for_children", os.O_RDONLY | os.O_CLOEXEC)
 
-    # Told of the namespace that it is in already, bubblewrap mounts a /proc of that instead of the host's.
+    # Given the namespace that it is already in, bubblewrap mounts a /proc of that instead of the host's.
     fds = ["--info-fd", str(tell), "--block-fd", str(held), "--pidns", str(processes)]
     argv = [config["program"], *fds, *config["arguments"], "--", "/bin/sh", "-c", f"exit {_BUILT}"]
     for fd in (held, tell, processes):
@@ -156,10 +155,10 @@ def by_bubblewrap(config: dict[str, Any]) -> int:
 
 
 def guard_proc() -> None:
-    """Take from /proc what would change or show the whole machine.
+    """Make read-only or hide what in /proc would change or show the whole machine.
 
-    Files of /proc/sys belong to the user with number 0, and ask for no capability; bubblewrap leaves them, as it thinks
-    of users that are not root. The lists are those of container engines.
+    Files of /proc/sys belong to uid 0 and require no capability; bubblewrap leaves them, because it is made for users
+    other than root. The lists are those of container engines.
     """
     for name in _READ_ONLY:
         if os.path.exists(name):
@@ -172,14 +171,15 @@ def guard_proc() -> None:
 
 
 def _open_mounts(pid: int) -> int:
-    """The mount namespace of bubblewrap's child that is not ours; -1: none. It tells a pid, but of the sandbox's."""
+    """Open the mount namespace of bubblewrap's child that is not ours; return -1 if there is none. The pid that
+    bubblewrap reports is no help, because it belongs to the sandbox's pid namespace."""
     own = os.stat("/proc/self/ns/mnt").st_ino
     until = time.monotonic() + _LOOK_S
     while time.monotonic() < until:
-        for child in _children(pid):  # of a process that has ended there are none
+        for child in _children(pid):  # empty if the process has ended
             try:
                 fd = os.open(f"/proc/{child}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError:  # the one that only entered the pid namespace for the other has ended
+            except FileNotFoundError:  # the intermediate child, which only entered the pid namespace, has ended
                 continue
             if os.fstat(fd).st_ino != own:
                 return fd
@@ -204,5 +204,5 @@ def _read_to_end(fd: int) -> bytes:
 
 
 def _escape(path: str) -> str:
-    """For mount options, where commas part them and colons the layers."""
+    """Escape a path for mount options, where commas separate options and colons separate layers."""
     return path.replace("\\", "\\\\").replace(":", "\\:").replace(",", "\\,")

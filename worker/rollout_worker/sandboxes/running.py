@@ -1,4 +1,4 @@
-"""One command in a sandbox of this host: its pipes, what it prints, and its end."""
+"""A command in a sandbox of this host: its pipes, its output, and its end."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from rollout_worker.sandboxes.port import Asked, Ended, Stream
 _DRAIN_S = 5.0
 
 Hits = tuple[int, int]
-"""Of storage, of memory."""
+"""Kills by the storage limit, kills by the memory limit."""
 
 
 class Running:
-    """One command: its pipes and its end."""
+    """A running command: its pipes and its end."""
 
     def __init__(
         self,
@@ -29,8 +29,8 @@ class Running:
         hits: Callable[[], Hits],
         leave: Callable[[Running], None],
     ) -> None:
-        """`hits`: how often the limits ended processes. `leave`: what it left behind may go on to print, see
-        `discard`."""
+        """`hits` returns how often the limits killed processes. `leave` is called at the end, since processes left
+        behind may go on printing; see `discard`."""
         stdin, captures = asked.stdin, asked.captures
         self._hits, self._before = hits, hits()
         self._leave = leave
@@ -100,12 +100,12 @@ class Running:
         self._leave(self)
 
     async def discard(self) -> None:
-        """Read on and forget, until nobody can print any more."""
+        """Read and discard output until nobody can print any more."""
         try:
             waited = [*self._pumps, *([self._input] if self._input else [])]
             for task in waited:
                 task.cancel()
-            await asyncio.gather(*waited, return_exceptions=True)  # the first fault was raised already
+            await asyncio.gather(*waited, return_exceptions=True)  # the first error was raised already
             outputs = [pipes.read_until(fd, None, lambda _: None) for fd in self._outputs.values()]
             await asyncio.gather(*outputs)
         finally:

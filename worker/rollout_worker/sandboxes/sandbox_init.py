@@ -1,8 +1,8 @@
-"""One sandbox's process outside of it: makes its namespaces, starts its commands, ends them. Standard library only.
+"""The outer process of one sandbox: makes its namespaces, starts its commands, ends them. Standard library only.
 
-It is forked by the zygote, with no other thread, so that it may unshare and fork as it likes. Its children are
-in the sandbox's pid namespace, it is not: nothing in the sandbox can see or signal it. It takes messages from the owner
-(JSON, with descriptors) one at a time, and when the owner's end closes, it ends the sandbox.
+The zygote forks it, with no other thread, so that it may unshare and fork freely. Its children are in the sandbox's pid
+namespace, but it is not: nothing in the sandbox can see or signal it. It handles the owner's messages (JSON, with
+descriptors) one at a time, and when the owner's end closes, it ends the sandbox.
 
 Its first child is the sandbox's pid 1, which only waits for orphans: when it ends, the kernel ends all others.
 """
@@ -35,7 +35,7 @@ MESSAGE_BYTES = 1 << 16
 KILL_S = 5.0
 NAMES_MAX = 3
 _LIST_BYTES = 1 << 20  # of /etc/passwd and /etc/group, at most
-# By the interpreter and by the zygote.
+# Changed by the interpreter and by the zygote.
 _CHANGED_SIGNALS = (
     signal.SIGCHLD,
     signal.SIGINT,
@@ -48,11 +48,11 @@ _NOT_RUNNABLE, _NOT_FOUND, _BROKEN = 126, 127, 125
 
 
 class CannotMakeError(Exception):
-    """A step of making the sandbox failed; the owner is told which."""
+    """A step of making the sandbox failed; the message names the step to the owner."""
 
 
 def main(sock: socket.socket, config: dict[str, Any]) -> NoReturn:
-    """In a child of the zygote."""
+    """Serve one sandbox, in a child of the zygote."""
     try:
         zygote = os.getppid()
         kernel.die_with_parent(signal.SIGKILL)
@@ -68,7 +68,7 @@ def main(sock: socket.socket, config: dict[str, Any]) -> NoReturn:
 
 
 def wake_up(number: int, frame: FrameType | None) -> None:
-    """For signals that only end a wait, by the descriptor that they are told to."""
+    """Do nothing: the signal only ends a wait, through the wakeup descriptor."""
 
 
 @contextlib.contextmanager
@@ -86,7 +86,7 @@ class SandboxInit:
         self._name: str = config["name"]
         self._apart: bool = config["namespaces"]
         self._running: dict[int, int] = {}  # pid of a child: the request it serves
-        self._ours: set[int] = set()  # of them, those that are no command
+        self._ours: set[int] = set()  # those of them that are not commands
         self._init = 0
         self._uplink = 0
         self._way_out: socket.socket | None = None
@@ -123,7 +123,7 @@ class SandboxInit:
                     for fd in fds:
                         os.close(fd)
 
-    # Making it
+    # Creation
 
     def _make(self) -> socket.socket | None:
         if not self._apart:
@@ -139,7 +139,7 @@ class SandboxInit:
             self._enter_user_namespace(*config["map"])
         with step("namespaces of its own"):
             kernel.unshare(flags)
-            kernel.die_with_parent(signal.SIGKILL)  # unsharing may have taken it back
+            kernel.die_with_parent(signal.SIGKILL)  # unsharing may have reset it
             socket.sethostname(config["hostname"])
         listener = None
         if config["network"] != "host":
@@ -181,7 +181,7 @@ class SandboxInit:
         return listener
 
     def _start_uplink(self, nameservers: list[str], listed: list[str]) -> None:
-        """Before the namespaces: it stays in the network of this host. It gets what it serves from our end."""
+        """Fork the uplink before the namespaces, so that it stays in this host's network; we send it what it serves."""
         self._way_out, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, step("a process for its way out"):
             self._uplink = self._fork(lambda: uplink.main(theirs, nameservers, listed))
@@ -195,7 +195,7 @@ class SandboxInit:
             _write("/proc/self/gid_map", f"{inside_group} {group} 1")
 
     def _fork(self, work: Callable[[], None]) -> int:
-        """A child; `work` does not return to this loop. Signals are as a new program expects them."""
+        """Fork a child, with signals as a new program expects them. `work` does not return to this loop."""
         pid = os.fork()
         if pid:
             return pid
@@ -232,14 +232,14 @@ class SandboxInit:
             if pid == 0:
                 return
             if os.WIFSTOPPED(status):
-                if pid in self._ours:  # else whoever is in the sandbox could keep it from being ended
+                if pid in self._ours:  # else processes in the sandbox could prevent its end
                     os.kill(pid, signal.SIGCONT)
                 continue
             self._ours.discard(pid)
             if pid in (
                 self._init,
                 self._uplink,
-            ):  # it was killed: with the first everything, with the second the network
+            ):  # it was killed, and with the first everything ended, with the second the network
                 self._end()
             number = self._running.pop(pid, None)
             if number is not None:
@@ -249,7 +249,7 @@ class SandboxInit:
                     self._sock.send(json.dumps({"id": number, **ending}).encode())
 
     def _end(self) -> NoReturn:
-        """End everything and this process. The owner learns it by the end of the connection."""
+        """End everything and this process. The owner notices that the connection closes."""
         if self._uplink:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._uplink, signal.SIGKILL)
@@ -264,7 +264,7 @@ class SandboxInit:
         os._exit(0)
 
     def _kill_all(self, fds: list[int]) -> None:
-        """In a child: end every process in the sandbox but pid 1, and wait until they are gone."""
+        """Kill every process in the sandbox but pid 1, in a child, and wait until they are gone."""
         until = time.monotonic() + KILL_S
         if not self._apart:
             self._kill_descendants({os.getpid()})
@@ -272,8 +272,8 @@ class SandboxInit:
         kernel.hide_from_tracers()
         while time.monotonic() < until:
             try:
-                # One call that no fork can outrun: the kernel goes over all processes of the namespace under the lock
-                # that a fork needs, too (kill(2), pid -1).
+                # One call that no fork can outrun, because the kernel visits all processes of the namespace under the
+                # lock that a fork needs too (kill(2), pid -1).
                 os.kill(-1, signal.SIGKILL)
             except ProcessLookupError:
                 os._exit(0)
@@ -287,7 +287,7 @@ class SandboxInit:
                 cgroups.kill([Path(path) for path in self._config["cgroups"]])
         until = time.monotonic() + KILL_S
         while (found := _descendants(top) - spared) and time.monotonic() < until:
-            for number in (signal.SIGSTOP, signal.SIGKILL):  # stopped first: what is killed later starts nothing
+            for number in (signal.SIGSTOP, signal.SIGKILL):  # stopped first, so that those killed last start nothing
                 for pid in found:
                     with contextlib.suppress(ProcessLookupError, PermissionError):
                         os.kill(pid, number)
@@ -298,7 +298,7 @@ class SandboxInit:
             time.sleep(0.001)
 
     def _tell_usage(self, fds: list[int]) -> NoReturn:
-        """In a child: how much the sandbox has on the disk; also what its owner outside may not list."""
+        """Report the sandbox's disk usage, in a child; includes what its owner outside may not list."""
         kernel.hide_from_tracers()
         pids = pid_namespaces.all_processes() if self._apart else _descendants(os.getppid())
         unlinked = open_files.unlinked_size(pid for pid in pids if pid != os.getpid())
@@ -307,7 +307,7 @@ class SandboxInit:
         os._exit(0)
 
     def _run(self, fds: list[int]) -> NoReturn:
-        """In a child: become the command."""
+        """Become the command, in a child."""
         kernel.hide_from_tracers()
         body = json.loads(read_all(fds[0]))
         os.setsid()
@@ -334,7 +334,7 @@ class SandboxInit:
             _say(f"cannot run this: {error.filename or body['argv'][0]}: {error.strerror}")
             os._exit(_NOT_FOUND if error.filename != body["cwd"] else _NOT_RUNNABLE)
         except PermissionError as error:
-            # Also when a directory of PATH may not be searched: a shell says "not found" then.
+            # Also raised if a directory of PATH may not be searched; a shell reports "not found" then.
             found: str | None = shutil.which(str(body["argv"][0]), os.F_OK, str(body["env"].get("PATH", os.defpath)))
             _say(f"cannot run this: {error}")
             os._exit(_NOT_RUNNABLE if found else _NOT_FOUND)
@@ -363,14 +363,14 @@ def _become(user: str | int) -> None:
 
 
 def _home_of(user: str | int) -> str:
-    """As container engines have it, unless it cannot be used."""
+    """Return the user's home as container engines choose it, or /tmp if it cannot be used."""
     rows = (line.split(":") for line in _lines("/etc/passwd"))
     home = next((words[5] for words in rows if len(words) > 6 and str(user) in (words[0], words[2])), "/")
     return home if os.path.isdir(home) and os.access(home, os.W_OK) else "/tmp"
 
 
 def find_user(user: str | int) -> tuple[int, int, list[int]]:
-    """(uid, gid, groups) by the sandbox's own files: NSS would ask the host. LookupError."""
+    """Return (uid, gid, groups) from the sandbox's own files, because NSS would ask the host. Raises LookupError."""
     name = str(user)
     number, group = (int(user), int(user)) if name.isdigit() else (-1, -1)
     for line in _lines("/etc/passwd"):
@@ -386,7 +386,7 @@ def find_user(user: str | int) -> tuple[int, int, list[int]]:
 
 
 def _lines(path: str) -> list[str]:
-    """Of a file that the sandbox may have made: it could be a pipe, or endless."""
+    """Return the lines of a file that the sandbox may have made: it could be a pipe, or endless."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -400,17 +400,17 @@ def _lines(path: str) -> list[str]:
 
 
 def _be_init(sock: socket.socket, other: socket.socket, point: str) -> NoReturn:
-    """The sandbox's pid 1: enters its root, or mounts /proc in the one below `point`; then waits for orphans."""
+    """Run as the sandbox's pid 1: enter its root, or mount /proc in the one below `point`; then wait for orphans."""
     other.close()
     kernel.die_with_parent(signal.SIGKILL)
     message, fds, _, _ = socket.recv_fds(sock, 16, 1)
-    if not message:  # the sandbox_init ended before it could be the parent whose end is told
+    if not message:  # the sandbox_init ended before its death could be signalled
         os._exit(1)
     try:
         if fds:
             kernel.setns(fds[0], kernel.NEWNS)
         else:
-            # Before the root changes: without a /proc in sight, a user namespace may not have a new one.
+            # Before the root changes: without a visible /proc, a user namespace may not mount a new one.
             kernel.mount("proc", f"{point}/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
         os.chdir("/")
         kernel.hide_from_tracers()
@@ -428,7 +428,7 @@ def _be_init(sock: socket.socket, other: socket.socket, point: str) -> NoReturn:
 
 
 def _listen(fds: list[int]) -> NoReturn:
-    """In a child: a listening socket of the sandbox's loopback, to its owner, who has the other end of the first fd."""
+    """Send the owner a listening socket of the sandbox's loopback, through the first fd, in a child."""
     kernel.hide_from_tracers()
     with socket.socket(fileno=os.dup(fds[0])) as owner, socket.create_server(("127.0.0.1", 0), backlog=128) as made:
         socket.send_fds(owner, [b"listener"], [made.fileno()])
@@ -450,10 +450,10 @@ def _descendants(top: int) -> set[int]:
 
 
 def _serve_files(fds: list[int]) -> NoReturn:
-    """In a child: read or write files as the sandbox sees them. fds: the request, the data, the result."""
+    """Read or write files as the sandbox sees them, in a child. `fds` are the request, the data and the result."""
     kernel.hide_from_tracers()
     body = json.loads(read_all(fds[0]))
-    # First above the places that they go to: they may be numbered so that one would overwrite the other there.
+    # First above their final numbers, because dup2 of one might otherwise overwrite the other.
     data, result_end = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 12) for fd in fds[1:3])
     os.dup2(data, 10, inheritable=False)
     os.dup2(result_end, 11, inheritable=False)
@@ -539,7 +539,7 @@ def _names(data: int, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _names_in(path: str) -> list[str] | None:
-    """The first few; None: it is no directory, or must not be looked into."""
+    """Return the first few names, or None if it is not a directory or cannot be listed."""
     try:
         with os.scandir(path) as entries:
             return [entry.name for entry in itertools.islice(entries, NAMES_MAX)]

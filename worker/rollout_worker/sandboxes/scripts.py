@@ -1,15 +1,15 @@
-"""What runs inside of sandboxes that are reached by exec only: scripts for any POSIX sh, on Linux.
+"""Scripts that run in sandboxes reached by exec only, for any POSIX sh on Linux.
 
-Of other programs they use those that coreutils and busybox both have, and `tar` for trees. Every script may be run
-again, since a connection may drop after it was run and before its answer is here.
+Other programs they use are those that coreutils and busybox both have, and `tar` for trees. Every script may be run
+again, because a connection may drop after it ran and before its answer arrives.
 
-    BASE/TOKEN/command            what is run, a script
+    BASE/TOKEN/command            the script to run
     BASE/TOKEN/started/           made by whoever starts it: once
     BASE/TOKEN/pid                "PID START" of its supervisor, which outlives the exec that started it
-    BASE/TOKEN/stdout, stderr     what it printed
+    BASE/TOKEN/stdout, stderr     its output
     BASE/TOKEN/in.N, in.end       pieces of its standard input, and their number
     BASE/TOKEN/status             "CODE HOW LIMIT", once it has ended
-    BASE/t-TOKEN                  a file on its way
+    BASE/t-TOKEN                  a file in transit
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from shlex import quote
 
 FAULT = 9
-"""Exit code of a script that found something wrong with a file, and printed an errno's name."""
+"""Exit code of a script that found a file error and printed the name of its errno."""
 
 PRELUDE = r"""
 umask 022
@@ -32,8 +32,8 @@ piece() { tail -c "+$(($2 + 1))" -- "$1" | head -c "$3"; }
 
 
 def framed(script: str, mark: str, data: bytes, *, by_input: bool) -> str:
-    """`script`, with what it prints between marks, so that an answer that was cut off is known. In it, `data` prints
-    `data`: by standard input, which nobody can be trusted to close, or from the text itself."""
+    """Return `script` with its output between marks, so that a truncated answer is detected. In it, `data` prints
+    `data`: from standard input, which may never be closed, or from the script text."""
     source = f"head -c {len(data)}" if by_input else f"printf {quote(_octal(data))}"
     return (
         f'trap \'r=$?; trap - EXIT; printf "\\n{mark}>%d\\n" "$r"\' EXIT\n'
@@ -42,21 +42,21 @@ def framed(script: str, mark: str, data: bytes, *, by_input: bool) -> str:
 
 
 def _octal(data: bytes) -> str:
-    """For printf; no program that decodes anything is needed."""
+    """Escape bytes for printf, so that no decoding program is needed."""
     return re.sub(rb"[^A-Za-z0-9 \n_./:=,@-]", lambda found: b"\\%03o" % found[0][0], data).decode()
 
 
 def command_text(argv: Sequence[str], env: Mapping[str, str], cwd: str, home: str, mark: str, *, keep_env: bool) -> str:
-    """A script that becomes the command. `keep_env`: what the sandbox's image set stays."""
+    """Return a script that becomes the command. `keep_env` keeps what the sandbox's image set."""
     words = ["env", *([] if keep_env else ["-i"]), '"PATH=$PATH"', quote(f"HOME={home}"), "LANG=C.UTF-8", quote(mark)]
     words += [quote(f"{name}={value}") for name, value in env.items()]
-    if "=" in argv[0] or argv[0].startswith("-"):  # env would take it for its own
+    if "=" in argv[0] or argv[0].startswith("-"):  # env would take it as its own argument
         words += ["sh", "-c", quote('exec "$0" "$@"')]
     words += [quote(word) for word in argv]
     return f"cd {quote(cwd)} || exit 126\nexec {' '.join(words)}\n"
 
 
-# The supervisor of a command. $1: its directory, $2: who is to run it.
+# The supervisor of a command. $1: its directory, $2: the user who runs it.
 _RUN = r"""
 d=$1 user=$2
 exec 2> "$d/told"
@@ -108,9 +108,10 @@ echo "$code $how $limit" > "$d/status.new" && mv -f "$d/status.new" "$d/status"
 
 
 def start(directory: str, user: str, mark: str, *, fed: bool, inline: bool) -> str:
-    """Start a command in a session of its own, unless it was started. ENOUSER: it is not for us to become that one.
+    """Start a command in a session of its own, unless it was started. Fails with ENOUSER if we may not become that
+    user.
 
-    `inline`: `data` is the command's text; else that is there already. `fed`: there will be standard input.
+    `inline` says that `data` is the command's text; else it is there already. `fed` says that standard input will come.
     """
     return f"""
 d={quote(directory)} user={quote(user)}
@@ -132,8 +133,8 @@ fi
 
 
 def poll(directory: str, out: int, err: int, wait_s: float, most: int) -> str:
-    """Wait for output beyond these offsets, or for the end. Prints "SIZE SIZE COUNT COUNT STATUS...", a line, and then
-    as many bytes of each. STATUS is `lost` once the supervisor is gone without a word."""
+    """Wait for output beyond these offsets, or for the end. Prints a line "SIZE SIZE COUNT COUNT STATUS..." and then
+    COUNT bytes of each. STATUS is `lost` if the supervisor is gone without a status."""
     return f"""
 d={quote(directory)} o={out} e={err} most={most} left={int(wait_s * 1000)} tries=0
 while :; do
@@ -166,7 +167,7 @@ echo "$a $b $na $nb $s"
 
 
 def feed(directory: str, number: int, size: int, ahead: int) -> str:
-    """Take `data` as a piece of a command's standard input. Prints `later` while `ahead` pieces wait to be read."""
+    """Accept `data` as a piece of a command's standard input. Prints `later` while `ahead` pieces wait to be read."""
     return f"""
 d={quote(directory)}
 n=0; while [ -e "$d/in.{number - ahead}" ] && [ "$n" -lt 50 ]; do nap 0.1; n=$((n + 1)); done
@@ -205,7 +206,7 @@ done
 """
 
 LIST = f'spared=" " ours=\n{_ANCESTORS}{_LOOK_AROUND}'
-"""Sets `left` to the processes of the pid namespace but its first, this one and its ancestors."""
+"""Script that sets `left` to all processes of the pid namespace but its first, this one and its ancestors."""
 
 KILL_ALL = rf"""
 spared=" $old " left=
@@ -223,12 +224,12 @@ while :; do
   [ "$n" -lt 20 ] || nap 0.02
 done
 """
-"""End every process that LIST finds, but those in `old`; all at once where there are no old ones. With verify=1: tell
-what is left. With ours=1, the first process is one of ours, which keeps a `sleep`."""
+"""Script that kills every process that LIST finds except those in `old`, all at once if `old` is empty. With verify=1
+it reports what is left. With ours=1, the first process is ours and keeps a `sleep`."""
 
 
 def kill_marked(mark: str) -> str:
-    """End the processes that carry the mark in their environment, and all that descend from these."""
+    """Kill the processes that carry the mark in their environment, and all their descendants."""
     return f"""
 m={quote(mark)} n=0
 marked() {{
@@ -263,7 +264,7 @@ done
 
 
 def put(path: str, number: int, size: int) -> str:
-    """Take `data` as a piece of a file on its way."""
+    """Accept `data` as a piece of a file in transit."""
     return f"""
 t={quote(path)}
 [ -d "${{t%/*}}" ] || mkdir -p "${{t%/*}}" || no EACCES
@@ -275,7 +276,7 @@ fi
 
 
 def join(path: str, count: int, digest: str) -> str:
-    """The pieces of a file, in one; checked."""
+    """Join the pieces of a file and check its digest."""
     return f"""
 t={quote(path)}
 n=0; while [ "$n" -lt {count} ] && cat "$t.$n" 2> /dev/null; do n=$((n + 1)); done > "$t.new.$$"
@@ -306,7 +307,7 @@ fi
 
 
 def read(path: str, spool: str, max_bytes: int, most: int) -> str:
-    """Prints "SIZE MODE SUM", a line, then the file's bytes if they are at most `most`; else they are in `spool`."""
+    """Print a line "SIZE MODE SUM", then the file's bytes if they are at most `most`; else leave them in `spool`."""
     return f"""
 p={quote(path)} t={quote(spool)}
 {_LOOK}
@@ -331,7 +332,7 @@ def get(spool: str, offset: int, count: int) -> str:
 
 
 def place_file(spool: str, path: str, mode: int, *, inline: bool) -> str:
-    """Put what is in `spool`, or `data`, at `path`: all at once, in place of a link too."""
+    """Put `spool`'s contents, or `data`, at `path` atomically; a link there is replaced too."""
     return f"""
 p={quote(path)} t={quote(spool)}
 [ ! -d "$p" ] || no EISDIR
@@ -368,10 +369,10 @@ echo; echo "=count $(cat "$t.ignored" "$t.large" | wc -l)"
 
 
 def pack(path: str, spool: str, max_bytes: int, ignore: Sequence[str] = (), file_bytes: int | None = None) -> str:
-    """Pack the directory into `spool`. Prints "file" for a file; else "SIZE SUM", a line, and tar's complaints.
+    """Pack the directory into `spool`. Prints "file" for a file; else a line "SIZE SUM" and tar's messages.
 
-    `ignore`: patterns of names, at any depth, that are left out, and `file_bytes`: files beyond it are left out too.
-    With the latter it also prints what was left out, in lines "=WHY ./PATH", and their number, as "=count N".
+    `ignore` has name patterns, at any depth, to leave out; files beyond `file_bytes` are left out too. With the latter
+    it also prints what was left out, in lines "=WHY ./PATH", and their number, as "=count N".
     """
     choose = f'[ -z "$(find "$p" -type f -size +{max_bytes}c 2> /dev/null | head -n 1)" ] || no too_large'
     options = no_link = chosen = ""
@@ -398,7 +399,7 @@ head -c 2000 "$t.said.$$"; rm -f "$t.said.$$"
 
 
 def unpack(spool: str, path: str) -> str:
-    """Put what the archive in `spool` holds into a directory, but through no link and over nothing of another kind."""
+    """Unpack the archive in `spool` into a directory, but through no link and over nothing of another kind."""
     return f"""
 p={quote(path)} t={quote(spool)}
 command -v tar > /dev/null || no ENOTAR

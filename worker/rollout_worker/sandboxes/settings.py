@@ -1,4 +1,4 @@
-"""`provider_config`: the settings of a provider, checked, all faults at once."""
+"""`provider_config`: validated settings of a provider; all faults are reported at once."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ KEY = "provider_config"
 
 
 class Settings(BaseModel):
-    """Keys of one provider; this one has none."""
+    """Keys of one provider; this base class has none."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class ImageSettings(Settings):
-    """Keys of providers that `images.prepare` makes images for."""
+    """Keys of providers whose images `images.prepare` makes."""
 
     image: ImageChoice = Field(default="auto", description="How the image of a task is had.")
 
@@ -32,7 +32,7 @@ S = TypeVar("S", bound=Settings)
 
 
 def settings_of(kind: type[S], config: Mapping[str, Any], provider: str) -> S:
-    """ConfigError: a line for each fault, which begins with `provider_config.KEY`."""
+    """Validate the settings. Raises ConfigError with a line for each fault, which begins with `provider_config.KEY`."""
     try:
         return kind.model_validate(dict(config))
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""Shell templates: text with {placeholders}, each filled in as one word that the shell takes as it is."""
+"""Shell templates: text with {placeholders}, each of which is replaced by one quoted shell word."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def placeholders(template: str) -> set[str]:
 
 
 def check_template(template: str, known: tuple[str, ...], needed: tuple[str, ...]) -> str:
-    """The template. ValueError, with all that is wrong."""
+    """Return the template. Raises ValueError with all faults."""
     if not template.strip():
         raise ValueError("must not be empty")
     faults: list[str] = []
@@ -42,5 +42,5 @@ def filled(template: str, values: Mapping[str, str]) -> str:
 
 
 def words(values: Mapping[str, object]) -> dict[str, str]:
-    """Values as words of a shell."""
+    """Quote values as shell words."""
     return {name: quote(str(value)) for name, value in values.items()}

@@ -1,4 +1,4 @@
-"""Work that blocks, beside the event loop."""
+"""Blocking work beside the event loop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ T = TypeVar("T")
 
 
 async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Like asyncio.to_thread, but cancelled only once the work has ended: what it does is not left half done."""
+    """Run like asyncio.to_thread, but delay a cancellation until the work has ended, so that it is not left half
+    done."""
     task = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
     try:
         return await asyncio.shield(task)

@@ -1,7 +1,7 @@
-"""Files and directories through a pipe, as tar (POSIX pax): whoever packs may be hostile. Standard library only.
+"""Transfer files and directories through a pipe as tar (POSIX pax); the sender may be hostile. Standard library only.
 
-One side runs in the sandbox, where every path is the sandbox's own; the other with the owner. The stream's first
-member, `.`, is the file or directory that was named.
+One side runs in the sandbox, where every path is the sandbox's own, the other in the owner. The stream's first member,
+`.`, is the requested file or directory.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ SKIPPED_SHOWN = 1000
 DEPTH_MAX = 100
 PATH_BYTES_MAX = 512
 NAME_BYTES_MAX = 255
-"""Of what leaves a sandbox, so that whoever has it can read and remove it, where paths may be short."""
+"""Limits of names that leave a sandbox, so that the receiver can read and remove them where paths may be short."""
 _CHUNK = 1 << 18
-_MEMBER = tarfile.BLOCKSIZE  # counts for each: millions of empty files are no small tree
+_MEMBER = tarfile.BLOCKSIZE  # counts for each entry: millions of empty files are not a small tree
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class TooLargeError(Exception):
-    """The files hold more than was allowed."""
+    """The files are larger than allowed."""
 
     reason = "too_large"
 
 
 class TooManyError(TooLargeError):
-    """There are more files and directories than were allowed."""
+    """There are more files and directories than allowed."""
 
     reason = "too_many"
 
 
 @dataclass
 class Moved:
-    """`skipped`: the first SKIPPED_SHOWN of the `left_out` entries that were left out."""
+    """The result of a transfer. `skipped` has the first SKIPPED_SHOWN of the `left_out` entries."""
 
     files: int = 0
     size: int = 0
@@ -55,16 +55,16 @@ class Moved:
 
 
 IGNORED, FILE_TOO_LARGE, OVER_BUDGET, TOO_MANY = "ignored", "file_too_large", "over_budget", "too_many"
-"""Why a selection leaves an entry out."""
+"""Reasons why a selection leaves an entry out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What to take of a tree; the rest is left out, which is no error.
+    """The part of a tree to transfer; the rest is left out, which is no error.
 
-    `ignore`: patterns (`fnmatch`); one without a slash matches names at any depth, one with a slash whole paths. Of a
-    directory that matches nothing is taken. `file_bytes`: of one file; `max_bytes`: of all; `max_entries`: files,
-    links and directories.
+    `ignore` has patterns (`fnmatch`): one without a slash matches names at any depth, one with a slash whole paths. A
+    directory that matches is left out whole. `file_bytes` limits one file, `max_bytes` all of them, `max_entries` the
+    number of files, links and directories.
     """
 
     ignore: tuple[str, ...]
@@ -73,22 +73,23 @@ class Selection:
     max_entries: int
 
     def ignores(self, name: str) -> bool:
-        """Whether a pattern matches this path in the tree; those of its parents are not looked at."""
+        """Return whether a pattern matches this path in the tree; its parents are not checked."""
         last = name.rpartition("/")[2]
         return any(fnmatchcase(name if "/" in pattern else last, pattern) for pattern in self.ignore)
 
 
 class Chooser:
-    """Applies a selection to entries in order, each directory before what it holds."""
+    """Applies a selection to entries in order, each directory before its contents."""
 
     def __init__(self, selection: Selection | None) -> None:
         self.left: set[str] = set()
-        """Directories of which nothing is taken."""
+        """Directories that are left out whole."""
         self._selection = selection
         self._bytes = self._entries = 0
 
     def takes(self, name: str, size: int, moved: Moved, *, is_directory: bool) -> bool:
-        """What is left out is noted in `moved`: of a directory that is, only the directory."""
+        """Return whether to take an entry. What is left out is noted in `moved`, but not what is in a left-out
+        directory."""
         if self._selection is None:
             return True
         if name.rpartition("/")[0] in self.left:
@@ -116,7 +117,7 @@ class Chooser:
 
 
 class _Exactly(io.RawIOBase):
-    """A file's bytes, cut or filled up with zeros to the size in its header: it may be written to meanwhile."""
+    """A file's bytes, cut or zero-padded to the size in its header, because the file may change meanwhile."""
 
     def __init__(self, fd: int, size: int) -> None:
         self._fd = fd
@@ -139,9 +140,10 @@ def pack(
     max_entries: int | None = None,
     selection: Selection | None = None,
 ) -> Moved:
-    """Write `source` to the stream; of a link the link, but for `source` itself. OSError, TooLargeError.
+    """Write `source` to the stream. Links in it are not followed, but `source` itself is. Raises OSError,
+    TooLargeError.
 
-    `selection`: what to take of it; then `source` is not followed either (ELOOP).
+    `selection` says what to take; with one, `source` is not followed either (ELOOP).
     """
     moved, chooser = Moved(), Chooser(selection)
     with tarfile.open(fileobj=stream, mode="w|", format=form, errors="surrogateescape") as tar:
@@ -170,7 +172,7 @@ def pack(
                 except PermissionError as error:
                     moved.skip(name, error.strerror or "")
                 except OSError as error:
-                    if error.errno not in (errno.ENOENT, errno.ELOOP, errno.EINVAL):  # replaced since it was listed
+                    if error.errno not in (errno.ENOENT, errno.ELOOP, errno.EINVAL):  # replaced after it was listed
                         raise
                     moved.skip(name, "it changed meanwhile")
             elif stat.S_ISDIR(status.st_mode):
@@ -185,9 +187,9 @@ def pack(
 
 
 def _walk(top: str, moved: Moved, left: Container[str] = ()) -> Iterator[tuple[str, str, os.stat_result]]:
-    """(name in the tree, path, status) of what is below, a directory before what it holds, names in order.
+    """Yield (name in the tree, path, status) of entries, a directory before its contents, names in order.
 
-    `left`: directories that are not looked into; the caller may add to it when it is given one.
+    `left` has directories to skip; the caller may add a directory when it gets it.
     """
     waiting = [""]
     while waiting:
@@ -221,7 +223,7 @@ def _header(name: str, status: os.stat_result, kind: bytes) -> tarfile.TarInfo:
 
 
 def _pack_file(tar: tarfile.TarFile, path: str, name: str, moved: Moved, max_bytes: int | None, flags: int) -> None:
-    fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe in its place must not hold us
+    fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe in its place must not block us
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
@@ -240,10 +242,10 @@ def _pack_file(tar: tarfile.TarFile, path: str, name: str, moved: Moved, max_byt
 def unpack(
     stream: BinaryIO, target: str, *, leave: bool, max_bytes: int | None = None, max_entries: int | None = None
 ) -> Moved:
-    """Make what the stream holds at `target`. With `leave`, links may lead out of it. OSError, TarError, TooLargeError.
+    """Extract the stream at `target`. `leave` allows links out of it. Raises OSError, TarError, TooLargeError.
 
-    Without `leave`, names that are no UTF-8 are escaped, and what is too deep or has too long a name is skipped.
-    Files in the way are replaced, as a whole; links and files in place of directories are errors (ENOTDIR, ELOOP).
+    Without `leave`, names that are not UTF-8 are escaped, and what is too deep or has too long a name is skipped.
+    Existing files are replaced as a whole; links and files in place of directories are errors (ENOTDIR, ELOOP).
     """
     moved = Moved()
     members = 0
@@ -269,7 +271,7 @@ def unpack(
 
 
 def _unpack_top(tar: tarfile.TarFile, member: tarfile.TarInfo, target: str, moved: Moved) -> int:
-    """A descriptor of the directory that the rest goes into; -1 when it was a file, and all."""
+    """Return a descriptor of the directory for the rest, or -1 if the stream was a single file."""
     if member.name != ".":
         raise tarfile.ReadError("the stream does not begin as it should")
     if member.isdir():
@@ -286,7 +288,7 @@ def _unpack_top(tar: tarfile.TarFile, member: tarfile.TarInfo, target: str, move
 
 
 def make_directories(path: str) -> None:
-    """OSError: ENOTDIR also when the path itself is something else."""
+    """Make a directory and its parents. Raises OSError: ENOTDIR also if the path itself is not a directory."""
     try:
         os.makedirs(path, exist_ok=True)
     except FileExistsError as error:
@@ -322,7 +324,7 @@ def _unpack_member(tar: tarfile.TarFile, member: tarfile.TarInfo, base: int, mov
 
 
 def _readable(name: str) -> str:
-    r"""Bytes that are no UTF-8 as `\xff`."""
+    r"""Return the name with bytes that are not UTF-8 as `\xff`."""
     return name.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
@@ -332,10 +334,11 @@ def _is_too_long(parts: list[str]) -> bool:
 
 
 def stays_inside(link: str, depth: int) -> bool:
-    """Whether a link in a directory `depth` levels below the top cannot lead above the top, whatever others do.
+    """Return whether a link in a directory `depth` levels below the top cannot lead above it, whatever other links
+    exist.
 
     `..` is only allowed at the front, where it climbs directories that are none of the tree's links: `a/..` leads
-    somewhere else than it seems when `a` is a link.
+    somewhere else than it seems if `a` is a link.
     """
     parts = [part for part in link.split("/") if part not in ("", ".")]
     climbs = next((n for n, part in enumerate(parts) if part != ".."), len(parts))
@@ -387,7 +390,7 @@ def _unpack_file(tar: tarfile.TarFile, member: tarfile.TarInfo, parent: int, nam
 
 
 def usage(top: str) -> int:
-    """Bytes that a tree takes on its disk; of what cannot be looked at, nothing."""
+    """Return the bytes a tree uses on disk; what cannot be read counts as 0."""
     size = 0
     for _, _, status in _walk(top, Moved()):
         size += status.st_blocks * 512
@@ -395,9 +398,10 @@ def usage(top: str) -> int:
 
 
 def remove(top: str) -> None:
-    """Remove a tree, however deep, also where its directories may not be read or written. OSError: something is left.
+    """Remove a tree of any depth, even if its directories cannot be read or written. Raises OSError if something is
+    left.
 
-    Each directory in a directory is first moved up to `top`: so no path is ever longer than the kernel takes.
+    Each directory in a directory is first moved up to `top`, so that no path is longer than the kernel allows.
     """
     try:
         if not stat.S_ISDIR(os.lstat(top).st_mode):
@@ -416,7 +420,7 @@ def remove(top: str) -> None:
 
 
 def _empty(path: str) -> list[str]:
-    """Remove what is not a directory; paths of what is, each made so that it can be emptied and moved."""
+    """Remove what is not a directory; return the paths of directories, with permissions to empty and move each."""
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
         os.chmod(path, 0o700)
     inner: list[str] = []

@@ -1,18 +1,18 @@
-"""The way out of a sandbox whose network is `public`: no program beside this one, no privilege, no rule on the host.
+"""The egress of a sandbox whose network is `public`: it needs no other program, no privilege and no rule on the host.
 
     command --> TUN device of the sandbox --> uplink --> sockets of this host
 
-A sandbox has a network namespace of its own, and in it a TUN device that everything but its loopback is sent to. The
-uplink, a process of the host, reads the packets. It does not speak TCP itself: the first packet of a connection makes
-it connect to the same target from the host; once that has succeeded, the packets of the connection are rewritten so
-that they arrive at a listening socket of the sandbox's own kernel, and its answers so that they come from the target.
-Then the bytes of the accepted socket and those of the host's are relayed. Each UDP flow has a socket of the host.
-Who does not answer, refuses or is not to be reached is told to the sandbox as the network would.
+A sandbox has a network namespace of its own, and in it a TUN device that receives everything but loopback traffic. The
+uplink, a process of the host, reads the packets. It does not implement TCP: at the first packet of a connection it
+connects to the same target from the host; once that has succeeded, it rewrites the packets of the connection so that
+they arrive at a listening socket of the sandbox's own kernel, and the answers so that they come from the target. Then
+it relays between the accepted socket and the host's. Each UDP flow has a socket of the host. If a target does not
+answer, refuses or is forbidden, the sandbox gets what a network would send.
 
-Reached is what this host reaches over IPv4, but for: this host itself, and the services where clouds give out
-credentials (`is_closed`). The nameservers of the sandbox are those of this host.
+A sandbox can reach what this host reaches over IPv4, except this host itself and the credential services of clouds
+(`is_closed`). Its nameservers are those of this host.
 
-Standard library only: it is forked by a sandbox_init.
+Standard library only, because a sandbox_init forks it.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from rollout_worker.sandboxes.allowlist import Allowlist, is_own
 from rollout_worker.sandboxes.packets import Ends, Header
 
 RESOLV_CONF = Path("/etc/resolv.conf")
-# Of the block for tests between networks (RFC 2544, RFC 6890), which nothing that a sandbox wants lies in.
+# From the benchmarking block (RFC 2544, RFC 6890), which has nothing that a sandbox needs.
 ADDRESS, _NETMASK = "198.18.0.1", "255.255.255.248"
 NAMESERVERS = ("198.18.0.2", "198.18.0.3", "198.18.0.4")
-_PEER = socket.inet_aton("198.18.0.6")  # whom connections to the listening socket seem to come from
+_PEER = socket.inet_aton("198.18.0.6")  # apparent source of connections to the listening socket
 _ADDRESS = socket.inet_aton(ADDRESS)
 _DEVICE = b"tun0"
 _MTU = 65535  # so that there are no fragments, and few packets
@@ -62,7 +62,7 @@ _CLOSED = tuple(
 
 _CONNECTIONS, _FLOWS = 16384, 1024
 _CHUNK = 1 << 18
-_DATAGRAMS = 64  # of one flow before others have their turn
+_DATAGRAMS = 64  # of one flow before the others' turn
 _LOOK_S = 5.0
 _UDP_IDLE_S, _QUERY_IDLE_S = 120.0, 20.0
 _LINGER_S = 30.0  # after both ends are closed: packets of the last handshake
@@ -72,7 +72,7 @@ _IN, _OUT = select.EPOLLIN, select.EPOLLOUT
 
 
 def is_closed(address: str, listed: Allowlist) -> bool:
-    """Whether a sandbox must not reach it; what is listed it may."""
+    """Return whether a sandbox must not reach it. Listed addresses are allowed."""
     parsed = ipaddress.IPv4Address(address)
     if listed.allows_address(parsed):
         return False
@@ -80,7 +80,7 @@ def is_closed(address: str, listed: Allowlist) -> bool:
 
 
 def host_resolv_conf() -> str:
-    """This host's, if it has one (resolv.conf(5))."""
+    """Return the text of this host's resolv.conf(5), or "" if it has none."""
     try:
         return RESOLV_CONF.read_text(errors="replace")
     except FileNotFoundError:
@@ -88,7 +88,7 @@ def host_resolv_conf() -> str:
 
 
 def own_resolv_conf(text: str) -> tuple[str, list[str]]:
-    """(resolv.conf of a sandbox, the nameservers of this host behind it), of this host's resolv.conf(5)."""
+    """Convert this host's resolv.conf(5) to (resolv.conf of a sandbox, this host's nameservers behind it)."""
     kept = list[str]()
     servers = list[str]()
     for line in text.splitlines():
@@ -103,7 +103,7 @@ def own_resolv_conf(text: str) -> tuple[str, list[str]]:
 
 
 def attach(nodes: str) -> tuple[int, socket.socket]:
-    """The device and the listening socket in this process's network namespace, which has no other. OSError."""
+    """Make the device and the listening socket in this network namespace, which has no other. Raises OSError."""
     device = kernel.make_tun(_DEVICE, _MTU, nodes)
     kernel.set_address(_DEVICE, ADDRESS, _NETMASK)
     kernel.raise_interface(_DEVICE)
@@ -112,13 +112,13 @@ def attach(nodes: str) -> tuple[int, socket.socket]:
 
 
 def run() -> NoReturn:
-    """As a program, with the arguments FD NAMESERVERS LISTED, the last two as JSON."""
+    """Run as a program, with the arguments FD NAMESERVERS LISTED, the last two as JSON."""
     fd, nameservers, listed = sys.argv[1:4]
     main(socket.socket(fileno=int(fd)), json.loads(nameservers), json.loads(listed))
 
 
 def main(sock: socket.socket, nameservers: Sequence[str], listed: Sequence[str]) -> NoReturn:
-    """In a child of whoever sends the device and the listening socket, if it makes them, and with whom it ends."""
+    """Serve the device and listening socket that the parent sends, if it makes them; end with it."""
     os.closerange(0, sock.fileno())
     os.closerange(sock.fileno() + 1, 1 << 16)
     parent = os.getppid()
@@ -141,7 +141,7 @@ def main(sock: socket.socket, nameservers: Sequence[str], listed: Sequence[str])
 
 @dataclass(slots=True)
 class _Flow:
-    """A UDP flow, or a TCP connection from its first packet on. `port`: as whose it comes to the listening socket."""
+    """A UDP flow, or a TCP connection from its first packet. `port` is its source port at the listening socket."""
 
     ends: Ends
     outside: socket.socket
@@ -183,7 +183,7 @@ class Uplink:
                 self._forget_idle(looked)
 
     def watch(self, fd: int, interest: int, handler: Callable[[int], None]) -> None:
-        """Call the handler for these events; for none (0), not even for errors."""
+        """Call the handler for these events. An interest of 0 means no call at all, not even for errors."""
         had = self._interest.get(fd, 0)
         self._handlers[fd] = handler
         self._interest[fd] = interest
@@ -221,7 +221,7 @@ class Uplink:
                     self._take_udp(packet, header)
 
     def _write_device(self, packet: bytes | memoryview) -> None:
-        with contextlib.suppress(OSError):  # its queue is full: as a network that loses a packet
+        with contextlib.suppress(OSError):  # its queue is full: like a network that drops a packet
             os.write(self._device, packet)
 
     def _take_tcp(self, packet: memoryview, header: Header) -> None:
@@ -248,7 +248,7 @@ class Uplink:
         self._write_device(packet)
 
     def _target(self, header: Header) -> tuple[str, int] | None:
-        """Where to connect to from this host; None: that is not to be reached."""
+        """Return where to connect to from this host, or None if it must not be reached."""
         address = socket.inet_ntoa(header.ends.target)
         port = int.from_bytes(header.ends.target_port, "big")
         if address in self._nameservers and port == 53:
@@ -256,7 +256,8 @@ class Uplink:
         return None if port == 0 or is_closed(address, self._listed) else (address, port)
 
     def _connect(self, packet: memoryview, header: Header, kind: socket.SocketKind) -> socket.socket | None:
-        """A socket of this host that connects to the packet's target; or the sandbox is told why there is none."""
+        """Connect a socket of this host to the packet's target. If that fails, send the sandbox the reason and return
+        None."""
         target = self._target(header)
         if target is None:
             self._write_device(packets.unreachable(packet, header.offset, packets.PROHIBITED))
@@ -278,7 +279,7 @@ class Uplink:
 
     def _open_tcp(self, packet: memoryview, header: Header) -> None:
         if len(self._tcp) >= _CONNECTIONS:
-            return  # as a network that is too busy: the sandbox tries again
+            return  # like a congested network: the sandbox retries
         outside = self._connect(packet, header, socket.SOCK_STREAM)
         if outside is not None:
             flow = _Flow(header.ends, outside, time.monotonic(), bytes(packet))
@@ -316,7 +317,7 @@ class Uplink:
                 _Relay(self, flow, inside).begin()
 
     def close_flow(self, flow: _Flow) -> None:
-        """Its sockets are closed; its packets are rewritten for a while."""
+        """Close its sockets; its packets are still rewritten for a while."""
         flow.closed, flow.used = True, time.monotonic()
         self.close(flow.outside)
 
@@ -345,7 +346,7 @@ class Uplink:
             flow.outside.send(packet[header.offset + 8 :])
         except ConnectionRefusedError:
             self._write_device(packets.unreachable(packet, header.offset, packets.NO_PORT))
-        except OSError:  # as a network that loses a packet
+        except OSError:  # like a network that drops a packet
             pass
 
     def _receive(self, flow: _Flow) -> None:
@@ -354,7 +355,7 @@ class Uplink:
         for _ in range(_DATAGRAMS):
             try:
                 self._write_device(packets.datagram(ends, flow.outside.recv(_MTU)))
-            except OSError:  # nothing more; or a refusal, which the next datagram's sender is told
+            except OSError:  # no more data; or a refusal, reported at the next datagram
                 return
 
     def _drop_udp(self, flow: _Flow) -> None:
@@ -379,11 +380,11 @@ class _Way:
     source: socket.socket
     target: socket.socket
     waiting: memoryview = field(default_factory=lambda: memoryview(b""))
-    ended: bool = False  # the source has said all
+    ended: bool = False  # the source has sent everything
 
 
 class _Relay:
-    """The bytes of one TCP connection, both ways, until both have ended."""
+    """Relays one TCP connection in both directions until both have ended."""
 
     def __init__(self, uplink: Uplink, flow: _Flow, inside: socket.socket) -> None:
         self._uplink = uplink
@@ -410,7 +411,7 @@ class _Relay:
                     self._send(way)
                 if way.source is sock and not way.waiting and not way.ended and events & ~_OUT:
                     self._receive(way)
-        except OSError:  # reset: the other end is told by a reset, too
+        except OSError:  # reset: reset the other end, too
             for end in (self._inside, self._flow.outside):
                 with contextlib.suppress(OSError):
                     end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
@@ -440,7 +441,7 @@ class _Relay:
 
 
 def _code(number: int | None) -> int:
-    """Of "destination unreachable", for an error of a connection from this host."""
+    """Return the code of "destination unreachable" for a connection error of this host."""
     if number == errno.ECONNREFUSED:
         return packets.NO_PORT
     return packets.NO_NETWORK if number == errno.ENETUNREACH else packets.NO_HOST

@@ -1,4 +1,4 @@
-"""A sandbox whose storage limit is kept by looking now and then."""
+"""A sandbox whose storage limit is enforced by polling."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = structlog.get_logger()
 
 class WatchedSandbox(Sandbox):
     look_s: float
-    """At its storage, at most so often, and at most a twentieth of the time."""
+    """Shortest interval between storage checks, in seconds; they take at most a twentieth of the time."""
 
     def __init__(self, made: Made, files: Files) -> None:
         super().__init__(made, files)
@@ -27,12 +27,12 @@ class WatchedSandbox(Sandbox):
 
     @property
     def storage_hits(self) -> int:
-        """How often the limit of storage has ended what ran in it."""
+        """Number of times the storage limit ended its processes."""
         return self._storage_hits
 
     @abstractmethod
     async def storage_used(self) -> int:
-        """Bytes on the disk. SandboxError."""
+        """Return the bytes used on disk. Raises SandboxError."""
 
     @property
     def _may_write(self) -> bool:
@@ -40,14 +40,14 @@ class WatchedSandbox(Sandbox):
 
     @property
     def _is_lost(self) -> bool:
-        """It is gone for good."""
+        """Whether it is gone for good."""
         return False
 
     def watch(self) -> None:
         self._watcher = asyncio.ensure_future(self._watch_storage())
 
     async def _watch_storage(self) -> None:
-        """Ends what runs when there is more on the disk than the limit."""
+        """End its processes if it uses more disk than the limit allows."""
         wait = self.look_s
         while not self._is_lost:
             await asyncio.sleep(wait)
@@ -66,7 +66,7 @@ class WatchedSandbox(Sandbox):
             wait = max(self.look_s, 20 * (time.monotonic() - begun))
 
     async def allow_more_storage(self) -> None:
-        async with self._killing:  # what is begun next is not ended with what went beyond the limit
+        async with self._killing:  # a command started next is not killed with those beyond the limit
             self._storage_allowed = await self.storage_used() + self.spec.limits.storage_mb * MIB
 
     async def _destroy(self) -> None:

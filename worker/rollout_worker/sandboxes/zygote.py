@@ -1,10 +1,10 @@
-"""The one process of a provider that makes sandboxes, and clears them away when their owner ends, however it does.
+"""The single process of a provider that makes sandboxes, and cleans up when their owner ends for whatever reason.
 
-`main` with the arguments FD STATE OWNER.
+`main` takes the arguments FD STATE OWNER.
 
-It imports only the standard library and has one thread: the first process of a sandbox (`sandbox_init`) is a fork of
-it, made within a millisecond, and may do in the kernel what a process with threads may not. FD is a socket whose other
-end only the owner holds.
+It imports only the standard library and has one thread: the first process of a sandbox (`sandbox_init`) is its fork,
+made within a millisecond, and may make system calls that a process with threads may not. FD is a socket whose other end
+only the owner holds.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def main() -> None:
     os.umask(0o022)
     journal = Journal(Path(state))
     lock = journal.hold_owner(owner)
-    kernel.adopt_orphans()  # wardens' children, so that all can be waited for
+    kernel.adopt_orphans()  # the children of sandbox_inits, so that all can be waited for
     with socket.socket(fileno=int(fd)) as sock:
         gc.collect()
-        gc.freeze()  # what is here stays, and forks need not copy it to count references
+        gc.freeze()  # forks need not copy these objects for reference counts
         gc.disable()
         sock.send(b"ready")
         sandbox_inits = serve(sock, lock)
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def serve(sock: socket.socket, lock: int) -> set[int]:
-    """Until the owner's end is closed. Pids of sandbox_inits that have not ended."""
+    """Serve until the owner's end is closed, and return the pids of sandbox_inits that have not ended."""
     wake, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, sandbox_init.wake_up)
@@ -63,7 +63,7 @@ def serve(sock: socket.socket, lock: int) -> set[int]:
             pid = os.fork()
             if pid == 0:
                 signal.set_wakeup_fd(-1)
-                for fd in (sock.detach(), lock, wake, waker):  # the lock is the zygote's own life
+                for fd in (sock.detach(), lock, wake, waker):  # the lock must live only as long as the zygote
                     os.close(fd)
                 config: dict[str, Any] = json.loads(sandbox_init.read_all(body))
                 os.close(body)
@@ -74,7 +74,7 @@ def serve(sock: socket.socket, lock: int) -> set[int]:
 
 
 def clear(journal: Journal, owner: str, sandbox_inits: set[int]) -> None:
-    """End sandbox_inits, and with them their sandboxes' processes: what is left then are files and groups."""
+    """End sandbox_inits, and with them their sandboxes' processes; then remove their files and control groups."""
     signal.set_wakeup_fd(-1)
     for pid in sandbox_inits:
         with contextlib.suppress(ProcessLookupError):
@@ -87,6 +87,6 @@ def clear(journal: Journal, owner: str, sandbox_inits: set[int]) -> None:
         while True:
             os.waitpid(-1, 0)
     for claim in claims:
-        with contextlib.suppress(OSError):  # the claim stays: whoever starts next tries again, and says why it fails
+        with contextlib.suppress(OSError):  # the claim stays: the next owner retries and reports why it fails
             journal.clear(claim)
     journal.drop_owner(owner)

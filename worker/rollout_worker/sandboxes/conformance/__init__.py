@@ -12,7 +12,7 @@ or, in pytest:
         except conformance.NotApplicableError as error:
             pytest.skip(str(error))
 
-A case that needs what the provider says it cannot do is not applicable; what it says it can do is put to the test.
+A case that needs what the provider says it cannot do is not applicable; what it says it can do is tested.
 """
 
 from rollout_worker.sandboxes.conformance import commands, deadlines, files, isolation, life, limits

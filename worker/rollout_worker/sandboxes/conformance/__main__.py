@@ -1,4 +1,4 @@
-"""The suite as a program; see the package. Exit code 0: all passed, 1: a case failed, 2: it could not begin."""
+"""The suite as a program; see the package. Exit codes: 0 all passed, 1 a case failed, 2 it could not start."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rollout_worker.sandboxes.providers import open_provider
 
 
 def find_provider(name: str, state: Path, config: str | None) -> Provider:
-    """ConfigError, with what is known."""
+    """Return the named provider. Raises ConfigError, which lists the known ones."""
     if name in PROVIDERS and config is None:
         return PROVIDERS[name](state)
     try:

@@ -1,4 +1,4 @@
-"""What commands print, how they end, and what they find."""
+"""Cases on the output, the ending and the environment of commands."""
 
 from __future__ import annotations
 

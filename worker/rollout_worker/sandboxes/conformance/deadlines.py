@@ -1,4 +1,4 @@
-"""What a deadline ends, and what it leaves."""
+"""Cases on what a deadline kills and what it keeps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files and trees, there and back, whatever either side holds."""
+"""Cases on files and trees in both directions, whatever either side holds."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def what_cannot_be_read(bench: Bench, sandbox: Sandbox) -> None:
         await sandbox.read_file(f"{place}/nothing")
     async with raises(SandboxFileError, reason="EISDIR"):
         await sandbox.read_file(place)
-    async with raises(SandboxFileError, reason="EINVAL"):  # and does not wait for a writer
+    async with raises(SandboxFileError, reason="EINVAL"):  # and it does not wait for a writer
         await sandbox.read_file(f"{place}/pipe")
     async with raises(SandboxFileError, reason="EINVAL"):
         await sandbox.read_file("/dev/zero")
@@ -86,7 +86,7 @@ async def what_cannot_be_written(bench: Bench, sandbox: Sandbox) -> None:
 
 
 def plant(top: Path) -> dict[str, bytes]:
-    """A tree with something of everything; what its files hold."""
+    """Make a tree with every kind of entry; return the contents of its files."""
     found = {"one": b"1", "a/two": b"22", "a/b/three": os.urandom(300_000), "a b/ü": b"x", "empty": b""}
     for name, data in found.items():
         path = top / name

@@ -1,4 +1,4 @@
-"""What a sandbox must not see, change or reach."""
+"""Cases on what a sandbox must not see, change or reach."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def processes_outside_are_out_of_reach(bench: Bench) -> None:
         await one.exec("sleep 86399 > /dev/null 2>&1 &")
         same(await output_of(two, "cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep -c 'sleep 8639[9]' || true"), "0", "")
         same((await two.exec(f"kill -0 {os.getpid()} 2>/dev/null")).ok, False, "the owner can be signalled")
-        # Before anything that would end the processes of whoever runs this.
+        # Checked first, because what follows could kill processes of the user who runs this.
         outside = str(Path("/proc/self/ns/pid").readlink())
         true(await output_of(two, "readlink /proc/self/ns/pid") != outside, "it is in the pid namespace outside")
         await two.exec("kill -9 -1", timeout_s=PATIENCE_S)
@@ -93,7 +93,7 @@ async def the_host_is_out_of_reach(bench: Bench) -> None:
 
 
 MACHINE = ("kernel/core_pattern", "kernel/panic", "kernel/modprobe", "vm/overcommit_memory", "fs/file-max")
-"""Below /proc/sys: of the whole machine, whatever namespace asks. Only ever looked at: a write would be for real."""
+"""Files of /proc/sys that concern the whole machine in any namespace. Only inspected: a write would take effect."""
 
 
 @case
@@ -105,7 +105,7 @@ async def the_machine_cannot_be_changed(bench: Bench) -> None:
     async with await bench.make() as sandbox:
         same((await sandbox.exec(look)).stdout.text(), "", "settings of the machine that can be written")
         nested = ["unshare", "--user", "--map-root-user", "--mount", "--pid", "--fork"]
-        if (await sandbox.exec([*nested, "true"])).ok:  # root of a namespace of its own, as any user may be
+        if (await sandbox.exec([*nested, "true"])).ok:  # root of a namespace of its own, which any user may be
             inner = f"mount -o remount,bind,rw /proc/sys; umount /proc/sys; {look}"
             same((await sandbox.exec([*nested, "sh", "-c", inner])).stdout.text(), "", "settings, from a namespace")
             same((await sandbox.exec([*nested, "mount", "-t", "proc", "x", "/proc"])).ok, False, "a new /proc")
@@ -164,7 +164,7 @@ async def mounts(bench: Bench) -> None:
 
 
 class _Server:
-    """Answers each connection with what it read, in upper case."""
+    """Answers each connection with its first line, in upper case."""
 
     def __init__(self, address: str = "127.0.0.1") -> None:
         self._address = address
@@ -184,7 +184,7 @@ class _Server:
 
 
 async def _talk(sandbox: Sandbox, host: str, port: int, *lines: str) -> Finished:
-    """Connect from within, send lines, print what comes."""
+    """Connect from inside, send lines, print the answer."""
     needs((await sandbox.exec("command -v bash")).ok, "there is no bash to connect with")
     send = "".join(f"{line}\\r\\n" for line in lines)
     script = f"exec 3<>/dev/tcp/{host}/{port} || exit 9; printf '{send}' >&3; timeout 10 cat <&3"
@@ -278,7 +278,7 @@ async def allowlist_lets_through_what_is_listed(bench: Bench) -> None:
 async def allowlist_refuses_everything_else(bench: Bench) -> None:
     needs("allowlist" in (await bench.capabilities()).networks, "allowlists cannot be enforced")
     needs(bench.proxied_here, "there is no proxy on this machine")
-    # The name resolves to the loopback of this host, which a name alone must not give.
+    # The name resolves to this host's loopback, which a name alone must not allow.
     async with _Server() as port, await bench.make(network=Network("allowlist", ("localhost", "*.test"))) as sandbox:
         proxy = (await output_of(sandbox, "echo $https_proxy")).removeprefix("http://").rpartition(":")
         for host in (f"127.0.0.1:{port}", f"localhost:{port}", f"[::1]:{port}", "example.org:443", f"0:{port}"):

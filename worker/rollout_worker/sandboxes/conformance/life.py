@@ -1,4 +1,4 @@
-"""The end of a sandbox, wanted or not, and what is refused."""
+"""Cases on the end of a sandbox, requested or not, and on refusals."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def destroyed_sandboxes_are_gone(bench: Bench) -> None:
     sandbox = await bench.make()
     running = asyncio.ensure_future(sandbox.exec("sleep 1000"))
     await asyncio.sleep(0.05)
-    # What may not be removed easily: no permissions, a deep tree, names that are no text.
+    # Hard to remove: no permissions, a deep tree, names that are not text.
     deep = "i=0; while [ $i -lt 60 ]; do d=$(printf '%0200d' 0); mkdir $d && cd $d; i=$((i+1)); done"
     await sandbox.exec(f"mkdir -p locked/inner; touch locked/inner/x \"$(printf 'x\\377')\"; chmod 0 locked; {deep}")
     directory = bench.host_directory(sandbox) if bench.host_directory else None

@@ -1,4 +1,4 @@
-"""Limits that hold for all processes of a sandbox."""
+"""Cases on limits for all processes of a sandbox together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running the suite over a provider."""
+"""Runs the suite on a provider."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What cases are made of: a bench with a provider, and how a case says what is wrong."""
+"""The parts of cases: a bench with a provider, and ways for a case to report a fault."""
 
 from __future__ import annotations
 
@@ -44,16 +44,14 @@ class NotConformingError(AssertionError):
 
 @dataclass
 class Bench:
-    """A provider, opened, and what cases need beside it.
+    """An open provider, and what cases need beside it.
 
-    `address`: where sandboxes with network `host` find a server of this machine; None: nowhere.
-    `own_address`: an address of this machine by which those with `public` reach it if it is listed; None: nowhere.
-    `host_directory`: where this host has a sandbox's files, if it has.
-    `kill_from_outside`: end a sandbox as a fault would.
-    `proxied_here`: the proxy of an allowlist is in this process.
-    `counts_unlinked`: files that are removed while they are open count towards the storage limit.
-    `public_is_apart`: a sandbox with network `public` has one of its own, that does not lead to this machine.
-    `large`: bytes of the largest output.
+    `address` is where sandboxes with network `host` find a server of this machine; None if nowhere. `own_address` is an
+    address of this machine by which those with `public` reach it if it is listed; None if there is none.
+    `host_directory` returns where this host has a sandbox's files, if it has them. `kill_from_outside` ends a sandbox
+    as a fault would. `proxied_here` says that the proxy of an allowlist is in this process, `counts_unlinked` that
+    files removed while open count towards the storage limit, `public_is_apart` that a sandbox with network `public` has
+    one of its own that does not lead to this machine. `large` is the size of the largest output in bytes.
     """
 
     provider: Provider
@@ -84,24 +82,24 @@ class Bench:
         return await self.provider.create(replace(await self.spec(), **changes))
 
     async def shared(self) -> Sandbox:
-        """One for all cases that leave nothing behind that matters."""
+        """Return the sandbox shared by all cases that leave nothing relevant behind."""
         if self._shared is None:
             self._shared = await self.make()
         return self._shared
 
     async def forget(self) -> None:
-        """The shared sandbox, after a case that may have broken it."""
+        """Destroy the shared sandbox, after a case that may have broken it."""
         if self._shared is not None:
             await self._shared.destroy()
             self._shared = None
 
     def directory(self) -> Path:
-        """A new one on this host."""
+        """Make a directory on this host."""
         self.scratch.mkdir(parents=True, exist_ok=True)
         return Path(tempfile.mkdtemp(prefix="case-", dir=self.scratch))
 
     async def inside(self, sandbox: Sandbox) -> str:
-        """A new directory in the sandbox."""
+        """Make a directory in the sandbox."""
         self._count += 1
         path = f"{sandbox.home}/case-{self._count}"
         (await sandbox.exec(["mkdir", "-p", path])).check()
@@ -109,7 +107,7 @@ class Bench:
 
 
 def local_bench(provider: LocalProvider, scratch: Path, *, large: int = 200 * MIB) -> Bench:
-    """For providers of this host."""
+    """Return a bench for a provider of this host."""
 
     def host_directory(sandbox: Sandbox) -> Path:
         return provider.state / "boxes" / sandbox.name
@@ -133,7 +131,7 @@ def local_bench(provider: LocalProvider, scratch: Path, *, large: int = 200 * MI
 
 
 def own_address() -> str | None:
-    """By which this machine is reached from others, if it has a route to any. Nothing is sent."""
+    """Return the address by which others reach this machine, or None without a route. Nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))
@@ -144,7 +142,7 @@ def own_address() -> str | None:
 
 
 def engine_bench(provider: EngineProvider, scratch: Path, *, large: int = 200 * MIB) -> Bench:
-    """For container engines of this host."""
+    """Return a bench for a container engine of this host."""
     killing: set[asyncio.Task[None]] = set()
 
     def kill(sandbox: Sandbox) -> None:
@@ -168,14 +166,14 @@ Check = Callable[[Bench], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Case:
-    """`part`: what it is about, the module that it is in."""
+    """A conformance check. `part` is its subject, the module that it is in."""
 
     name: str
     part: str
     check: Check
 
     async def run(self, bench: Bench) -> None:
-        """NotApplicableError, NotConformingError, or whatever the provider raised that it should not have."""
+        """Run the check. Raises NotApplicableError, NotConformingError, or an unexpected error of the provider."""
         try:
             async with asyncio.timeout(2 * PATIENCE_S):
                 await self.check(bench)
@@ -242,7 +240,7 @@ async def output_of(sandbox: Sandbox, command: str, **options: Any) -> str:
 
 
 async def still_at(sandbox: Sandbox, path: str) -> None:
-    """Nothing appends to the file any more."""
+    """Check that nothing appends to the file any more."""
     size = len(await sandbox.read_file(path))
     await asyncio.sleep(SETTLE_S)
     same(len(await sandbox.read_file(path)), size, "something still runs: the file grew")
