@@ -1,4 +1,4 @@
-"""Attempts in flight: they begin and end here, and every counter of them moves here."""
+"""Attempts in flight: they begin and end here, and all their counters change here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rollout_coordinator.core.state import AttemptBatch, History, Log, Run, Spec
 from rollout_coordinator.core.step import NO_EVIDENCE, AttemptRow, Evidence, SendCancel
 
 Held = list[tuple[AttemptBatch, list[int]]]
-"""Attempts, by batch."""
+"""Attempts by batch."""
 
 _CAUSE = {
     AttemptEnd.FAILED: "retry",
@@ -26,10 +26,10 @@ _CAUSE = {
     AttemptEnd.DROPPED: "drop",
 }
 _TRIED = frozenset({"result", "retry", "worker_lost"})
-"""Causes that only an attempt which began has, also where its start was not told."""
+"""Causes that imply that the attempt began, even if its start was not reported."""
 
 _FINAL = frozenset({"result", "close"})
-"""Those after which the item has a result."""
+"""Causes after which the item has a result."""
 
 # ---- which are open
 
@@ -40,7 +40,7 @@ def open_seqs(batch: AttemptBatch) -> list[int]:
 
 
 def current(state: State, worker: Worker, keys: Keys) -> list[tuple[AttemptBatch, int]]:
-    """Those of the keys that are this worker's present attempts."""
+    """Return those of the keys that are this worker's present attempts."""
     log = state.logs.get(keys.log)
     if log is None:
         return []
@@ -53,7 +53,7 @@ def current(state: State, worker: Worker, keys: Keys) -> list[tuple[AttemptBatch
 
 
 def current_by_batch(state: State, worker: Worker, keys: Keys) -> dict[AttemptBatch, list[int]]:
-    """As `current`; items that were given together are mostly told together."""
+    """Return the present attempts by batch; items that were assigned together are mostly reported together."""
     out: dict[AttemptBatch, list[int]] = {}
     log = state.logs.get(keys.log)
     if log is None:
@@ -70,7 +70,7 @@ def current_by_batch(state: State, worker: Worker, keys: Keys) -> dict[AttemptBa
 
 
 def of_run(state: State, run: Run) -> list[tuple[Worker, Held]]:
-    """Everything of a run that is in flight, by worker."""
+    """Return everything of a run that is in flight, by worker."""
     return [
         (worker, [(batch, open_seqs(batch)) for batch in worker.batches.values() if batch.log.run is run])
         for worker in state.workers.values()
@@ -79,7 +79,7 @@ def of_run(state: State, run: Run) -> list[tuple[Worker, Held]]:
 
 
 def keys_of(held: Held) -> list[Keys]:
-    """Columnar keys, one entry per log."""
+    """Return columnar keys, one entry per log."""
     by_log: dict[int, Keys] = {}
     for batch, seqs in held:
         keys = by_log.setdefault(batch.log.id, Keys(batch.log.id, [], []))
@@ -89,7 +89,7 @@ def keys_of(held: Held) -> list[Keys]:
 
 
 def cancel(state: State, worker: Worker, held: Held, reason: str) -> None:
-    """Tell the worker to stop them."""
+    """Tell the worker to cancel them."""
     if worker.session and held:
         state.step.sends.append(SendCancel(worker.session, keys_of(held), reason))
 
@@ -98,7 +98,7 @@ def cancel(state: State, worker: Worker, held: Held, reason: str) -> None:
 
 
 def open_batch(state: State, batch: AttemptBatch, size: int) -> None:
-    """`batch` is with its worker from now on, or has been since the leader before. `size`: inline bytes of all its
+    """Record that the worker has `batch`, or has had it since the previous leader. `size` is the inline bytes of its
     payloads."""
     if batch.maybe_started:
         items.adopt(batch)
@@ -119,7 +119,7 @@ def open_batch(state: State, batch: AttemptBatch, size: int) -> None:
 
 
 def keep_time(state: State, batch: AttemptBatch) -> None:
-    """Its limit changed while its worker has it: the core alone knows the new one."""
+    """Record that its limit changed while its worker has it: only the core knows the new one."""
     state.timed.pop(batch.id, None)
     if batch.info.spec.timeout_ms:
         state.timed[batch.id] = batch
@@ -129,14 +129,14 @@ def keep_time(state: State, batch: AttemptBatch) -> None:
 
 
 def join_group(log: Log, info: SpecInfo, seqs: Iterable[int]) -> None:
-    """Once their group is won, these are found without looking at every other."""
+    """Index the items by group, so that they are found once the group is won."""
     if log.parent is None:
         log.members.setdefault(info.spec.group, set()).update(seqs)
 
 
 def take_capacity(run: Run, batch: AttemptBatch, n: int) -> None:
-    """Take `n` places under the caps of run and lane, and of the worker's resources and credit (give back with a
-    negative `n`). Parents that wait for children hold none: the children need them."""
+    """Take `n` places under the caps of run and lane, and of the worker's resources and credit; a negative `n` returns
+    them. Parents that wait for children hold none, because the children need them."""
     worker = batch.worker
     run.in_flight += n
     if n > 0:
@@ -154,7 +154,7 @@ def take_capacity(run: Run, batch: AttemptBatch, n: int) -> None:
 
 
 def start(state: State, batch: AttemptBatch, seqs: list[int]) -> None:
-    """Their worker runs them, by whatever word of the worker's that is known."""
+    """Record that their worker runs them, whichever message of the worker says so."""
     begun = items.start(batch, seqs, state.now.wall_ms)
     batch.worker.running += begun
     batch.log.run.running += begun
@@ -164,7 +164,7 @@ def start(state: State, batch: AttemptBatch, seqs: list[int]) -> None:
 
 
 def wait(state: State, batch: AttemptBatch, seq: int) -> None:
-    """A parent waits for its children, and gives up its places for them."""
+    """Let a parent wait for its children, and give up its places for them."""
     if seq not in batch.waiting:
         batch.waiting.add(seq)
         batch.worker.waiting += 1
@@ -186,17 +186,17 @@ def stop_waiting(batch: AttemptBatch, seq: int) -> None:
 
 
 def counted_in(log: Log) -> Log:
-    """The log whose row counts attempts of this one: those of children were moved to the root when their run ended."""
+    """Return the log whose row counts this log's attempts; a child log's moved to the root when its run ended."""
     return log.run.root if log.run.state in ENDED else log
 
 
 def began(state: State, batch: AttemptBatch, seq: int, *, tried: bool) -> int:
-    """Since when it runs, Unix milliseconds; 0: it never began. `tried`: its end says that it did."""
+    """Return the start in Unix milliseconds, 0 if it never began. `tried` says that its end implies a start."""
     return batch.started.get(seq, state.now.wall_ms if tried else 0)
 
 
 def end(state: State, batch: AttemptBatch, seqs: list[int], cause: str) -> None:
-    """These attempts are over; `cause` is a row of the item table. Frees what they held."""
+    """End attempts and free what they held; `cause` is a row of the item table."""
     worker, log, info, n = batch.worker, batch.log, batch.info, len(seqs)
     run = log.run
     begun = items.end(batch, seqs, cause)
@@ -248,8 +248,8 @@ def end_attempt(
     state: State, batch: AttemptBatch, seq: int, how: AttemptEnd, code: str, message: str, to: str = "",
     left: Evidence = NO_EVIDENCE, retry_after_ms: int | None = None,
 ) -> None:  # fmt: skip
-    """The attempt ended and its item did not: evidence is written and the item is pending again. `retry_after_ms`: when
-    it failed, in place of its backoff."""
+    """End an attempt whose item has no result: write evidence and make the item pending. `retry_after_ms` replaces the
+    backoff of a failed attempt."""
     if batch.log.flight.get(seq) is not batch:
         return  # it went with its predecessor, earlier in the same message
     if batch.log.run.state in ENDED:  # a survivor: however it ended, nothing comes of it
@@ -293,14 +293,14 @@ def end_attempt(
 
 
 def drop_dependents(state: State, batch: AttemptBatch, seq: int) -> None:
-    """The attempt that pipelined successors stand on is no more: their attempts end with it."""
+    """End the pipelined successors of an attempt that has ended."""
     for later, other in chains.dependents(batch, seq):
         cancel(state, other.worker, [(other, [later])], "predecessor changed")
         end_attempt(state, other, later, AttemptEnd.DROPPED, "predecessor_changed", f"row {seq + 1} changed")
 
 
 def backoff_ms(state: State, batch: AttemptBatch, seq: int) -> int:
-    """Exponential in the number of failures; the jitter is a hash of the attempt, so that a replay agrees."""
+    """Return an exponential backoff; its jitter is a hash of the attempt, so that a replay agrees."""
     spread = crc32(f"{batch.log.run.id}/{batch.log.id}/{seq}/{batch.attempt}".encode()) / 0xFFFFFFFF
     longest = min(
         batch.info.spec.retry_backoff_ms * 2 ** min(batch.failures, 30), state.settings.retry_backoff_cap * 1000

@@ -1,4 +1,4 @@
-"""What a worker may be given: what fits it at all, and how much of it its credit and its resources still allow."""
+"""Capacity of a worker: what fits it at all, and how much of it its credit and resources still allow."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from rollout_coordinator.core.state import Gate, Requirements, Run, SpecQueue, S
 
 UNLIMITED = 1 << 30
 OF_PROCESSES = frozenset({"gpus", "memory_mib"})
-"""Resources that a worker gives to a process, which has them until it ends. While a parent in it waits they count as
-free, since its children may run beside it there; others wait at the worker until the parent is done, or
-are given back."""
+"""Resources that a worker assigns to a process until it ends. While a parent in it waits they count as free, because
+its children may run beside it there. Others wait at the worker until the parent is done, or are returned."""
 
 
 class Verdict(NamedTuple):
-    """How many items of a queue a worker may be given now. A queue with none waits for `gate`, whoever asks; without a
-    gate, another worker may have them."""
+    """Number of items of a queue that a worker may be assigned now. A queue with 0 waits for `gate`, whichever worker
+    asks; without a gate, another worker may have its items."""
 
     most: int
     gate: Gate | None = None
@@ -33,12 +32,13 @@ def limit_of(worker: Worker, run: Run) -> int:
 
 
 def held_in_common(worker: Worker) -> int:
-    """Of the runs that have no credit of their own there."""
+    """Return the items held of runs that have no credit of their own there."""
     return worker.in_flight - worker.waiting - sum([worker.holds.get(run_id, 0) for run_id in worker.credit_runs])
 
 
 def free_credit(worker: Worker, run: Run, held: Callable[[Worker], int] = held_in_common) -> int:
-    """Items of `run` that the worker's credit still allows. `held`: as `held_in_common`, which looks at many runs."""
+    """Return the items of `run` that the worker's credit still allows. `held` replaces `held_in_common`, which visits
+    many runs."""
     if worker.bytes >= worker.credit.bytes:
         return 0
     own = worker.credit_runs.get(run.id)
@@ -48,7 +48,7 @@ def free_credit(worker: Worker, run: Run, held: Callable[[Worker], int] = held_i
 
 
 def has_enough(worker: Worker) -> bool:
-    """It takes nothing more of any run, of those to come neither, until it says so or ends something."""
+    """Return whether it takes nothing more of any run, present or future, until it says so or ends something."""
     if worker.bytes >= worker.credit.bytes:
         return True
     if held_in_common(worker) < worker.credit.items:
@@ -61,7 +61,7 @@ def idle(worker: Worker) -> bool:
 
 
 def fits(worker: Worker, requirements: Requirements) -> bool:
-    """Whether the worker can take such items at all. That does not change before its next Hello."""
+    """Return whether the worker can take such items at all, which does not change before its next Hello."""
     known = worker.fits.get(requirements.key)
     if known is None:
         have = worker.inventory
@@ -78,15 +78,16 @@ def fits(worker: Worker, requirements: Requirements) -> bool:
 
 
 def takes(worker: Worker, requirements: Requirements) -> bool:
-    """Whether it may be given such items now: they fit, it has not just given them back, and it could start them."""
+    """Return whether it may be assigned such items now: they fit, it has not just returned them, and it could start
+    them."""
     return (
         fits(worker, requirements) and requirements not in worker.given_back and not cannot_start(worker, requirements)
     )
 
 
 def may_hold(state: State, run: Run, worker: Worker) -> bool:
-    """Whether the worker may be given items of the run, as far as that is on one worker at a time: the one that has
-    some, or had the last for as long as it takes work. Its process knows best what it has sent within a minute."""
+    """Return whether the worker may hold items of a run that is on one worker at a time. That is the worker that has
+    some, or had the last one while it takes work: its process knows best what it has sent within a minute."""
     holder = run.holder
     if not run.spec.one_worker or holder is None or holder is worker:
         return True
@@ -97,12 +98,13 @@ def may_hold(state: State, run: Run, worker: Worker) -> bool:
 
 
 def cannot_start(worker: Worker, requirements: Requirements) -> bool:
-    """It tried to start what these need, without success, and does not try again yet."""
+    """Return whether it failed to start what these need and is not to be tried again yet."""
     return bool(worker.causes) and any(cause.until and cause.concerns(requirements) for cause in worker.causes)
 
 
 def room_to_horizon(state: State, queue: SpecQueue) -> int:
-    """How many items from its head on the commit horizon allows, where policies decide by the order of results."""
+    """Return the number of items from its head on that the commit horizon allows, if policies decide by the order of
+    results."""
     log = queue.log
     if not log.run.tracked or log.parent is not None:
         return UNLIMITED
@@ -110,7 +112,7 @@ def room_to_horizon(state: State, queue: SpecQueue) -> int:
 
 
 def strict_room(worker: Worker, requirements: Requirements, besides: Set[str] = frozenset()) -> int:
-    """How many more such items the resources other than slots and `besides` allow. The epsilon is for sums of
+    """Return how many more items the resources other than slots and `besides` allow. The epsilon is for sums of
     fractions."""
     free = UNLIMITED
     for name, amount in requirements.strict:
@@ -122,5 +124,6 @@ def strict_room(worker: Worker, requirements: Requirements, besides: Set[str] = 
 
 
 def parents_full(state: State, worker: Worker, run: Run) -> bool:
-    """So many of the run's parents wait there, which take no credit, that it begins no more of its root log."""
+    """Return whether so many of the run's parents wait there, without credit, that it begins no more of its root
+    log."""
     return worker.by_run.get(run.id, 0) - worker.holds.get(run.id, 0) >= state.settings.waiting_max

@@ -1,8 +1,8 @@
-"""Why workers cannot start what runs need: an engine, a plugin, a sandbox, a function.
+"""Causes why workers cannot start what runs need: an engine, a plugin, a sandbox, a function.
 
-A worker tells it at once and whole, again on each stream, so memory is enough. No item pays for it: what waited for the
-start is given back, and goes to workers that have no such cause. When there is none, and the workers say that trying on
-is of no use, the run ends with the cause; it can be continued.
+A worker reports all its causes at once, and again on each stream, so they are kept in memory only. They cost no item a
+try: what waited for the start is returned, and goes to workers without such a cause. When there is none, and the
+workers report that retrying is useless, the run ends with the cause; it can be resumed.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _emit(state: State, worker: Worker, cause: StartFailure) -> None:
 
 
 def try_again(state: State) -> None:
-    """Workers whose pause is over may be given what they could not start."""
+    """Assign again what workers could not start, once their pause is over."""
     for worker in state.workers.values():
         for cause in worker.causes:
             if cause.until and cause.until <= state.now.mono:
@@ -81,7 +81,7 @@ def try_again(state: State) -> None:
 
 
 def fail_unschedulable(state: State) -> None:
-    """End the runs of which nothing can be started anywhere."""
+    """End the runs of which nothing can start anywhere."""
     concerned = {cause.run_id for worker in state.workers.values() for cause in worker.causes if cause.final}
     for run_id in concerned:
         run = state.runs.get(run_id)
@@ -95,16 +95,18 @@ def fail_unschedulable(state: State) -> None:
 
 
 def forget(state: State, run: Run) -> None:
-    """It ended: when it goes on, workers try anew."""
+    """Forget an ended run's causes: if it resumes, workers try again."""
     for worker in state.workers.values():
         if worker.causes:
             worker.causes = [cause for cause in worker.causes if cause.run_id != run.id]
 
 
 def _hopeless(state: State, run: Run) -> str:
-    """Why none of its items can go on; empty: one may, or nobody knows yet. What its other executors do is done first.
-    Parents that wait for children run nothing, and what a worker gives back since they hold what it needs has no place
-    there as long as they wait."""
+    """Return why none of its items can continue, or an empty string if one may or it is unknown.
+
+    What its other executors do is done first. Parents that wait for children run nothing, and what a worker returns
+    because they hold what it needs has no place there as long as they wait.
+    """
     if run.in_flight or any(log in run.logs for _, _, log, _ in state.retries):
         return ""
     needed: dict[Requirements, None] = {}
@@ -133,8 +135,8 @@ def _hopeless(state: State, run: Run) -> str:
 
 
 def _ready(state: State) -> Iterator[Worker]:
-    """Workers that take work, also where the stream of one is broken or it has not yet said Hello to a new leader: as
-    everywhere, its deadline decides whether it comes back."""
+    """Yield workers that take work, even if a stream is broken or there was no Hello to a new leader: the deadline
+    decides."""
     return (worker for worker in state.workers.values() if worker.state is WorkerState.READY)
 
 
@@ -151,7 +153,7 @@ def _reason(found: list[tuple[Worker, StartFailure]]) -> str:
 
 
 def _kind(cause: StartFailure) -> tuple[str, str, str]:
-    """Equal where two workers tell of the same cause."""
+    """Return a key that is equal for the same cause on two workers."""
     return cause.executor, cause.code, reasons.alike(cause.message)
 
 
@@ -159,7 +161,7 @@ def _kind(cause: StartFailure) -> tuple[str, str, str]:
 
 
 def of_run(state: State, run: Run) -> list[CauseView]:
-    """Those that are alike as one, the ones on most workers first."""
+    """Return the causes of a run, equal ones as one, those on most workers first."""
     found = [(w, c) for w in state.workers.values() if w.session for c in w.causes if c.run_id == run.id]
     if not found:  # a run that ended with them tells them on, as long as it is in memory
         return run.causes if run.state is RunState.FAILED else []

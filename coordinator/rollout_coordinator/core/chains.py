@@ -1,8 +1,8 @@
-"""Chains: items of one log that run one at a time, in order, each given the result of the one before.
+"""Chains: items of one log that run one at a time, in order, each with the result of the one before.
 
-The predecessor of an item is the last item of its chain that is DONE: a failed one passes its own predecessor on, and
+The predecessor of an item is the last item of its chain that is DONE. A failed item passes its own predecessor on, and
 the worker can see the gap by the sequence number. A pipelined item may go to the worker that still runs its
-predecessor; it is dropped when that attempt ends in anything but a result that is DONE.
+predecessor; it is dropped when that attempt ends with anything but a DONE result.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LOOK_BACK = 1024  # results read at once to find a chain's last one after a repl
 
 
 def attempts_ended(state: State, batch: AttemptBatch, seqs: list[int]) -> None:
-    """The chain of these attempts is free."""
+    """Free the chains of these attempts."""
     chain = chain_of(batch.log, batch.info.spec.chain)
     for seq in seqs:
         chain.flying.pop(seq, None)
@@ -33,7 +33,7 @@ def attempts_ended(state: State, batch: AttemptBatch, seqs: list[int]) -> None:
 
 
 def next_open(log: Log, chain: Chain) -> int | None:
-    """The first member that is neither accepted nor in flight."""
+    """Return the first member that is neither accepted nor in flight."""
     members = chain.members
     while members and is_accepted(log, members[0]):
         heapq.heappop(members)
@@ -46,7 +46,7 @@ def next_open(log: Log, chain: Chain) -> int | None:
 
 
 def waits_for_earlier(queue: SpecQueue) -> bool:
-    """An earlier item of its chain has no result yet."""
+    """Return whether an earlier item of its chain has no result."""
     if queue.chain is None:
         return False
     head = queue.head()
@@ -54,7 +54,7 @@ def waits_for_earlier(queue: SpecQueue) -> bool:
 
 
 def may_run(state: State, queue: SpecQueue, worker: Worker) -> Verdict:
-    """On the head of the queue."""
+    """Return the verdict on the head of the queue."""
     chain, log, spec = queue.chain, queue.log, queue.info.spec
     assert chain is not None
     # One that is exclusive and dropped might not have stopped yet.
@@ -81,7 +81,8 @@ def may_run(state: State, queue: SpecQueue, worker: Worker) -> Verdict:
 
 
 def predecessor(queue: SpecQueue) -> tuple[int, int, Blob] | None:
-    """(seq, attempt, data) that the head stands on; pipelined: no data, the worker has or will have it."""
+    """Return (seq, attempt, data) of the head's predecessor; without data if pipelined, because the worker has or will
+    have it."""
     chain = queue.chain
     assert chain is not None
     if chain.flying:
@@ -91,26 +92,26 @@ def predecessor(queue: SpecQueue) -> tuple[int, int, Blob] | None:
 
 
 def item_done(batch: AttemptBatch, seq: int, data: Blob) -> None:
-    """The chain's next item is given this result."""
+    """Pass this result to the chain's next item."""
     chain = chain_of(batch.log, batch.info.spec.chain)
     if chain.last_done is None or chain.last_done[0] < seq:
         chain.last_done = (seq, batch.attempt, data)
 
 
 def predecessor_committed(log: Log, batch: AttemptBatch) -> bool:
-    """What a pipelined attempt was built on is final."""
+    """Return whether the predecessor of a pipelined attempt is final."""
     last = chain_of(log, batch.info.spec.chain).last_done
     return last is not None and last[:2] == batch.predecessor
 
 
 def dependents(batch: AttemptBatch, seq: int) -> list[tuple[int, AttemptBatch]]:
-    """(seq, batch) of attempts that stand on this one."""
+    """Return (seq, batch) of attempts that build on this one."""
     chain = chain_of(batch.log, batch.info.spec.chain)
     return [(later, other) for later, other in chain.flying.items() if other.predecessor == (seq, batch.attempt)]
 
 
 def resume_chains(log: Log) -> None:
-    """What is in flight, of an earlier leader or since before its run ended, is the present of its chain."""
+    """Restore the chains from what is in flight, of an earlier leader or from before its run ended."""
     for seq, batch in sorted(log.flight.items()):
         if batch.info.spec.chain:
             chain = chain_of(log, batch.info.spec.chain)
@@ -121,7 +122,7 @@ def resume_chains(log: Log) -> None:
 
 
 def look_back(state: State, log: Log, chain: Chain, before: int) -> None:
-    """After a replay: find the chain's last result, a page at a time, newest first."""
+    """Find the chain's last result after a replay, page by page, newest first."""
     if chain.looking_back:
         return
     if before <= 0:

@@ -1,7 +1,7 @@
 """Child items: submitted by a running attempt into a log of its parent's own, read back in ordinal order.
 
-A child's place is (log of its parent, ordinal), so a parent that is tried again finds the children it made. A parent
-that waits gives up its slot and caps until there is something for it to read, unless it works on meanwhile.
+(log of its parent, ordinal) identifies a child, so a retried parent finds the children it made. A parent that waits
+gives up its slot and caps until there is something for it to read, unless it works meanwhile.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PAGE = 256  # children in one message
 
 
 def holder(state: State, session: str, parent: Key, attempt: int) -> AttemptBatch | None:
-    """The parent's present attempt, if the speaker holds it."""
+    """Return the parent's present attempt if the sender holds it."""
     worker = worker_of_session(state, session)
     log = state.logs.get(parent.log)
     batch = log.flight.get(parent.seq) if log is not None else None
@@ -93,7 +93,7 @@ def waiting(state: State, event: WorkerWaiting) -> None:
 
 
 def serve_readers(state: State) -> None:
-    """Send what was committed since, and let parents run on when their caps are free: those wait here for them."""
+    """Send what was committed since, and resume parents whose caps are free; those wait here for them."""
     state.reading.update(state.effects.children)
     for child in list(state.reading.values()):
         reader, parent = child.reader, child.parent
@@ -125,8 +125,8 @@ def complete(child: Log, upto: int) -> bool:
 
 
 def free(batch: AttemptBatch) -> bool:
-    """The caps of run, lane and resources have room for one more. Slots are the worker's to hand out, and what its
-    process has the parent has had all the time: whoever was promised that meanwhile waits for the parent."""
+    """Return whether the caps of run, lane and resources have room for one more. The worker manages slots, and the
+    parent has kept what its process has: whoever was promised that waits for the parent."""
     run, lane = batch.log.run, batch.info.lane
     if run.spec.max_in_flight and run.in_flight >= run.spec.max_in_flight:
         return False

@@ -145,7 +145,7 @@ def delete(state: State, event: RunDelete) -> None:
 
 
 def forget_writes(state: State, run: Run) -> None:
-    """Rows of this very step that belong to the deleted run must not be written after it."""
+    """Drop rows of this very step that belong to the deleted run, which must not be written after it."""
     writes, logs = state.step.writes, run.logs
     writes.items = [r for r in writes.items if r.log not in logs]
     writes.results = [r for r in writes.results if r.log not in logs]

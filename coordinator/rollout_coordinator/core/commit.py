@@ -1,7 +1,7 @@
-"""Acceptance, the commit cursor and the ordered commit log; what commit-time policies decide is done here.
+"""Acceptance, the commit cursor and the ordered commit log, and the effects of commit-time policies.
 
 Schedule order: the cursor moves over the contiguous prefix of accepted results; policies see them there, in order, and
-nowhere else. Arrival order: a result is committed as it is accepted and gets its position in the log.
+nowhere else. Arrival order: a result is committed when it is accepted and gets its position in the log.
 
 Groups (`first_success`, from the items' own specs) are decided in the same place: the first member that is done cancels
 the others.
@@ -36,7 +36,8 @@ REASON_MAX = 1000  # characters
 
 
 def accept_rows(state: State, log: Log, rows: ResultRows) -> None:
-    """These results are durable after this step; the counters and the cursor follow. Their items are accepted."""
+    """Write results, durable after this step, and update the counters and the cursor. Their items are already
+    accepted."""
     counts = log.counts
     if rows.failures:
         row_failures.note(state, log, rows)
@@ -78,7 +79,8 @@ def accept_rows(state: State, log: Log, rows: ResultRows) -> None:
 
 
 def end_in_flight(state: State, batch: AttemptBatch, seq: int, outcome: Outcome, data: Blob, cause: str) -> None:
-    """The item of this attempt has a result; its row is the caller's. `cause`: result, or close without one."""
+    """End the item of this attempt with a result whose row the caller writes. `cause` is result, or close without a
+    result."""
     log = batch.log
     attempts.end(state, batch, [seq], cause)
     note_outcome(state, log, seq, outcome, batch.info)
@@ -95,7 +97,7 @@ def end_in_flight(state: State, batch: AttemptBatch, seq: int, outcome: Outcome,
 def close_in_flight(
     state: State, batch: AttemptBatch, seq: int, failure: Failure, outcome: Outcome = Outcome.FAILED
 ) -> None:
-    """The core itself ends an item that is in flight (dead letter, timeout, lost group): a result without data."""
+    """End an item in flight by the core's own decision (dead letter, timeout, lost group): a result without data."""
     if outcome in (Outcome.CANCELLED, Outcome.SKIPPED) and not batch.maybe_started and seq not in batch.started:
         # Of an item with a result, this row alone says that its last attempt never began.
         log, attempt, worker = batch.log.id, batch.attempt, batch.worker.id
@@ -112,7 +114,7 @@ def close_in_flight(
 
 
 def close_pending(state: State, log: Log, spec: int, seqs: list[int], outcome: Outcome, failure: Failure) -> None:
-    """Items that end without an attempt: a result of attempt 0, so that the cursor can pass."""
+    """End items without an attempt, by a result of attempt 0, so that the cursor can pass."""
     items.close(log, seqs)
     if object_retention.has_claims(log):
         for seq in seqs:
@@ -129,7 +131,7 @@ def close_pending(state: State, log: Log, spec: int, seqs: list[int], outcome: O
 
 
 def note_outcome(state: State, log: Log, seq: int, outcome: Outcome, info: SpecInfo) -> None:
-    """Kept until the cursor passes it, where somebody will ask."""
+    """Keep the outcome until the cursor passes it, if a policy needs it."""
     run = log.run
     if run.tracked and log.parent is None:
         log.outcomes[seq] = (int(outcome), info.index)
@@ -153,7 +155,7 @@ def count_lane(state: State, run: Run, lane: LaneState, outcome: Outcome, n: int
 
 
 def advance(state: State, log: Log) -> None:
-    """Move the cursor as far as the accepted prefix goes."""
+    """Move the cursor to the end of the accepted prefix."""
     before = log.cursor
     if not log.by_arrival:
         if not log.run.tracked or log.parent is not None:
@@ -178,7 +180,7 @@ def advance(state: State, log: Log) -> None:
 
 
 def commit_one(state: State, log: Log, seq: int) -> None:
-    """One result is committed, of a log of which policies, lanes or groups want to know each."""
+    """Commit one result of a log whose policies, lanes or groups need each."""
     known = log.outcomes.pop(seq, None)
     outcome = None if known is None else Outcome(known[0])
     items.commit(log, seq, outcome)
@@ -202,7 +204,7 @@ def commit_one(state: State, log: Log, seq: int) -> None:
 
 
 def finish_if_complete(state: State, run: Run) -> None:
-    """Completed = sealed and everything committed. Failed items do not fail the run."""
+    """Complete the run if it is sealed and everything is committed. Failed items do not fail the run."""
     root = run.root
     if not root.sealed or root.rereading or not runs.live(run) or root.cursor < root.submitted:
         return
@@ -214,8 +216,8 @@ def finish_if_complete(state: State, run: Run) -> None:
 
 
 def keep_within(state: State, run: Run) -> None:
-    """Where it has reached a limit, what is pending of the run's own items is skipped, now or when it comes from the
-    ledger, or from a worker that had not begun it. What runs goes on."""
+    """Skip the run's own pending items if it has reached a limit; running ones continue. This includes items that are
+    later read from the ledger, or returned by a worker that had not begun them."""
     log = run.root
     reason = run_limits.reached(log)
     if not reason:
@@ -248,8 +250,8 @@ def prune(state: State, log: Log, lane: LaneState, seq: int) -> None:
 
 
 def close_behind(state: State, log: Log, infos: list[SpecInfo], members: list[int], seq: int, flight: bool) -> None:
-    """End what is behind the decision taken at `seq`: pending items of these specs, and of `members`, which were given
-    out, the accepted results and, if `flight`, the attempts."""
+    """End what is behind the decision at `seq`. These are pending items of the specs, pending and accepted ones of
+    `members`, which were assigned, and if `flight` the attempts."""
     for later in members:
         outcome, spec = log.outcomes.get(later, (0, 0))
         if later > seq and outcome in (Outcome.DONE, Outcome.FAILED):
@@ -280,7 +282,8 @@ def close_behind(state: State, log: Log, infos: list[SpecInfo], members: list[in
 
 
 def verdict_on(log: Log, spec: int) -> tuple[Outcome, Failure] | None:
-    """How items of this spec end without running: their lane is pruned, their group is won, or all is skipped."""
+    """Return how items of this spec end without running: their lane is pruned, their group is won, or all is
+    skipped."""
     if log.parent is None and log.rest is RestState.SKIPPED:
         reason = log.progress.rest.why
         return Outcome.SKIPPED, Failure("rest_skipped", f"not begun before the rest was skipped: {reason}", False)

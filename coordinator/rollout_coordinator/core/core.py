@@ -78,20 +78,21 @@ _HANDLERS: dict[type, Callable[[State, Any], None]] = {
 
 
 class Core:
-    """Owns all mutable state of the coordinator. Not thread-safe; one driver calls it."""
+    """Owner of all mutable state of the coordinator. Not thread-safe; one driver calls it."""
 
     def __init__(self, settings: CoreSettings) -> None:
         self._state = State(settings)
 
     @classmethod
     def replay(cls, settings: CoreSettings, snapshot: Snapshot, now: Now) -> Core:
-        """A core that goes on where the ledger says the last one stopped."""
+        """Return a core that continues from the ledger's state."""
         core = cls(settings)
         replay.restore(core._state, snapshot, now)
         return core
 
     def handle(self, events: Sequence[Event], now: Now) -> Step:
-        """Everything that follows from `events` at `now`. Do with it what `step.py` says, then call again."""
+        """Return the step that follows from `events` at `now`. `step.py` says what to do with it before the next
+        call."""
         state = self._state
         state.now = now
         state.wake = None
@@ -120,7 +121,7 @@ class Core:
         return step
 
     def _redeliver(self, effects: Effects) -> None:
-        """Events that waited for what the last one brought."""
+        """Handle events that waited for the last one's answer."""
         state = self._state
         while effects.redeliver or effects.unblocked:
             waited, effects.redeliver = effects.redeliver, []
@@ -133,7 +134,7 @@ class Core:
                     _HANDLERS[type(held)](state, held)
 
     def _hand_up_notes(self, scanned: bool) -> None:
-        """What happened in this step, to the modules that act on it: one kind after the other, each from below."""
+        """Pass this step's notes to the modules that act on them, one kind after the other, each from below."""
         state, effects = self._state, self._state.effects
         while effects.accepted or effects.limited:  # a policy may end items, which moves cursors again
             moved, effects.accepted = effects.accepted, {}
@@ -160,7 +161,7 @@ class Core:
         logs.forget_over(state)
 
     def _write_rows(self) -> None:
-        """The rows of logs, runs and lanes that were noted, unless they were forgotten in the same step."""
+        """Write the noted rows of logs, runs and lanes, unless they were forgotten in the same step."""
         state, writes, effects = self._state, self._state.step.writes, self._state.effects
         for log in effects.logs.values():
             if log.id in state.logs:
@@ -173,29 +174,29 @@ class Core:
                 writes.lanes[key] = lane.row(key[0])
 
     def run_view(self, run_id: str) -> RunView | None:
-        """With what its pending items wait for."""
+        """Return a run's view, including what its pending items wait for."""
         run = self._state.runs.get(run_id)
         return None if run is None else status.run_view(self._state, run, with_waits=True)
 
     def run_views(self) -> list[RunView]:
-        """Without what their items wait for."""
+        """Return all views, without what items wait for."""
         return [status.run_view(self._state, run) for run in self._state.runs.values()]
 
     def run_workers(self, run_id: str) -> list[RunWorkerView]:
-        """Who works at a run."""
+        """Return the workers that work at a run."""
         run = self._state.runs.get(run_id)
         return [] if run is None else status.run_workers(self._state, run)
 
     def in_flight(self, log: int, seqs: Iterable[int]) -> list[HeldView]:
-        """Those of the items `seqs` of a log that a worker has."""
+        """Return those of the items `seqs` of a log that a worker has."""
         return status.in_flight(self._state, log, seqs)
 
     def running(self, log: int, from_seq: int, limit: int) -> list[int]:
-        """The first items of a log from `from_seq` on that run, ascending."""
+        """Return the first running items of a log from `from_seq` on, ascending."""
         return status.running(self._state, log, from_seq, limit)
 
     def worker_detail(self, incarnation: str, limit: int) -> WorkerDetail | None:
-        """With at most `limit` of the attempts that it holds. None: it is not known (any more)."""
+        """Return a worker with at most `limit` of the attempts it holds, or None if it is unknown."""
         worker = self._state.workers.get(incarnation)
         return None if worker is None else status.worker_detail(self._state, worker, limit)
 
@@ -203,9 +204,9 @@ class Core:
         return [status.worker_view(self._state, worker, now) for worker in self._state.workers.values()]
 
     def quarantine_error(self, incarnation: str) -> RolloutError | None:
-        """Why nothing of this worker's is acknowledged; None for an honest one. Asked at each of its beats."""
+        """Return why nothing of a quarantined worker is acknowledged, else None. Called at each heartbeat."""
         return workers.quarantine_error(self._state, incarnation)
 
     def gauges(self) -> dict[str, float]:
-        """Numbers for metrics, by name; counters end in `_total` and count since this core began."""
+        """Return numbers for metrics by name; counters end in `_total` and count since this core began."""
         return status.gauges(self._state)

@@ -1,7 +1,8 @@
-"""Who gets what. Constraints are looked at once per spec queue; then as many items are taken as all of them allow.
+"""Dispatch: which worker gets which items. Constraints are checked once per spec queue, then as many items are taken as
+all of them allow.
 
-Of a run, the index has the candidates for a worker (`index.Turn`), `judge` says how many items of one it may be given,
-and `assign` puts them into the frame.
+The index has the candidates of a run for a worker (`index.Turn`), `judge` says how many items of one it may be
+assigned, and `assign` adds them to the frame.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ PASSES = 64  # frames to one worker in one step, at most
 
 
 class Frame:
-    """One SendAssign and its assignment row, under construction."""
+    """A SendAssign and its assignment row, under construction."""
 
     __slots__ = ("assignment", "bytes_left", "groups", "items_left", "worker")
 
@@ -63,7 +64,7 @@ class Frame:
 
 
 def dispatch(state: State) -> None:
-    """Hand out what can be handed out."""
+    """Assign what can be assigned."""
     state.defer_until = NEVER
     if not state.ready and not state.parked:
         return
@@ -91,7 +92,7 @@ def dispatch(state: State) -> None:
 
 
 def remember_workers(state: State) -> None:
-    """Who may be given more, and who nothing any more, by what happened in this step."""
+    """Update which workers may be assigned more, and which nothing, after the events of this step."""
     effects = state.effects
     for incarnation in effects.left:
         state.ready.pop(incarnation, None)
@@ -104,8 +105,8 @@ def load(worker: Worker) -> int:
 
 
 def feed_all(state: State, workers: list[Worker], fair: FairShare, level: int, soft: bool) -> bool:
-    """Those first that have least, until they have as much as all have when it is handed out. A worker that has much is
-    given more at once: beside the rows that it runs now, one more is not worth a message."""
+    """Feed the workers that hold least, until they hold what all would if it were divided. A worker that holds much is
+    given more at once: beside the rows that it runs, a single one is not worth a message."""
     aside = False
     for worker in workers:
         left = max(1, level - load(worker), load(worker) // 2)
@@ -128,8 +129,8 @@ def feed_all(state: State, workers: list[Worker], fair: FairShare, level: int, s
 
 
 def rest(state: State, worker: Worker, fair: FairShare) -> None:
-    """It is full, and not asked again before it says or ends something; or, if only of what there is now, before items
-    with other requirements are pending."""
+    """Set a full worker aside until it says or ends something; or, if only for present items, until items with other
+    requirements are pending."""
     state.ready.pop(worker.id, None)
     if not has_enough(worker):
         state.parked[worker.id] = worker
@@ -137,7 +138,8 @@ def rest(state: State, worker: Worker, fair: FairShare) -> None:
 
 
 def feed(state: State, frame: Frame, fair: FairShare, soft: bool) -> bool:
-    """Fill one frame, smallest share first. True if something was set aside that a less choosy pass could take."""
+    """Fill one frame, smallest share first. Returns True if something was set aside that a less strict pass could
+    take."""
     worker, aside = frame.worker, False
     heap, shares = fair.heap, fair.shares(worker)
     while heap and frame.items_left > 0 and frame.bytes_left > 0:
@@ -170,7 +172,8 @@ def feed(state: State, frame: Frame, fair: FairShare, soft: bool) -> bool:
 
 
 def take_from_run(state: State, frame: Frame, run: Run, n: int, soft: bool) -> tuple[int, bool]:
-    """Up to `n` items of the run into the frame. How many, and whether a less choosy pass could take more."""
+    """Add up to `n` items of the run to the frame. Returns the number, and whether a less strict pass could take
+    more."""
     worker, taken = frame.worker, 0
     no_roots = parents_full(state, worker, run)
     turn = Turn(state, run, worker, soft)
@@ -195,15 +198,18 @@ def take_from_run(state: State, frame: Frame, run: Run, n: int, soft: bool) -> t
 
 
 def room_for_roots(run: Run) -> int:
-    """The run's cap for items of its own: those that wait for their children count, since they hold what they have (a
-    sandbox, say), and could not go on if others took their place. Their children may use it."""
+    """Return the room under the run's cap for its own items.
+
+    Those that wait for their children count, because they hold what they have (a sandbox, say) and could not continue
+    if others took their place. Their children may use it.
+    """
     if not run.spec.max_in_flight:
         return UNLIMITED
     return run.spec.max_in_flight - run.in_flight - run.waiting
 
 
 def judge(state: State, queue: SpecQueue, worker: Worker, soft: bool) -> Verdict:
-    """How many of its items may go to the worker, and what they wait for otherwise."""
+    """Return how many of its items may go to the worker, and what they wait for otherwise."""
     info, log = queue.info, queue.log
     lane, requirements, most = info.lane, info.requirements, UNLIMITED
     if info.spec.not_before_ms > state.now.wall_ms:
@@ -225,7 +231,7 @@ def judge(state: State, queue: SpecQueue, worker: Worker, soft: bool) -> Verdict
 
 
 def better_elsewhere(state: State, queue: SpecQueue, worker: Worker) -> bool:
-    """The head failed last on this worker, and there is another for it, which has room or may have it soon."""
+    """Return whether the head failed last on this worker, and another has room for it or may soon."""
     if queue.avoid_worker != worker.id or not queue.size:
         return False
     if queue.log.run.spec.one_worker:
@@ -246,7 +252,8 @@ def better_elsewhere(state: State, queue: SpecQueue, worker: Worker) -> bool:
 
 
 def wanted_elsewhere(state: State, queue: SpecQueue, worker: Worker) -> bool:
-    """Another worker that takes work now is the better place: it asked for the item, or last ran its affinity key."""
+    """Return whether another available worker is the better place: it asked for the item, or last ran its affinity
+    key."""
     want = ""
     if queue.retry and queue.retry[0][0] == queue.head():
         want = queue.retry[0][3].to
@@ -264,7 +271,8 @@ def wanted_elsewhere(state: State, queue: SpecQueue, worker: Worker) -> bool:
 
 
 def assign(state: State, frame: Frame, queue: SpecQueue, n: int) -> int:
-    """Move up to `n` items, of one history, from the head of the queue into the frame. How many its bytes allow."""
+    """Move up to `n` items, of one history, from the head of the queue to the frame. Returns how many its bytes
+    allow."""
     chunk = queue.chunks[0] if queue.chunks else None
     if queue.retry and (chunk is None or queue.retry[0][0] < chunk.seqs[chunk.pos]):
         seq, item, payload, history = queue.retry[0]
@@ -300,7 +308,8 @@ def assign(state: State, frame: Frame, queue: SpecQueue, n: int) -> int:
 
 
 def fits_bytes(frame: Frame, size: int) -> bool:
-    """An item larger than the budgets goes alone, to a worker that holds nothing."""
+    """Return whether the item fits the frame; one larger than the budgets goes alone, to a worker that holds
+    nothing."""
     worker = frame.worker
     if size <= frame.bytes_left and worker.bytes + size <= worker.credit.bytes:
         return True

@@ -1,7 +1,7 @@
-"""What happens to the core. The driver makes these and calls `Core.handle(event, now)`.
+"""Events of the core. The driver makes them and calls `Core.handle(events, now)`.
 
-`request` numbers are the driver's: the core answers each with exactly one `Reply`, maybe in a later step.
-A `session` is one open Work stream; the core ignores frames of a session that is not its worker's newest.
+`request` numbers are the driver's: the core answers each with exactly one `Reply`, maybe in a later step. A `session`
+is one open Work stream; the core ignores frames of a session that is not its worker's newest.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class SubmitOpen:
 
 @dataclass(slots=True)
 class SubmitItems:
-    """Contiguous items from `first_seq` of a run's root log. Those already there must carry the same ids."""
+    """Submit contiguous items from `first_seq` of a run's root log. Existing ones must have the same ids."""
 
     request: int
     run_id: str
@@ -75,7 +75,7 @@ class RunCommand:
 
 @dataclass(slots=True)
 class RunDelete:
-    """Only an ended run, or any with `force` (it is killed first)."""
+    """Delete an ended run, or any with `force` (it is killed first)."""
 
     request: int
     run_id: str
@@ -84,7 +84,7 @@ class RunDelete:
 
 @dataclass(slots=True)
 class RunLimits:
-    """Other limits for the run's own items that have no result, and the configuration that says so."""
+    """Set other limits for the run's own items without a result, and the configuration with them."""
 
     request: int
     run_id: str
@@ -136,7 +136,7 @@ class WorkerGoodbye:
 
 @dataclass(slots=True)
 class WorkerLeaving:
-    """It drains by itself. `preempted`: since its machine is being taken away."""
+    """A worker drains by itself. `preempted` says that its machine is being taken away."""
 
     session: str
     reason: str
@@ -198,7 +198,8 @@ class WorkerReleased:
 
 @dataclass(slots=True)
 class CannotStart:
-    """What a worker cannot start for a run. `limits`: only for items that ask for so much; None: for all."""
+    """What a worker cannot start for a run. With `limits`, this applies only to items that ask for so much; None means
+    all."""
 
     run_id: str
     executor: str
@@ -212,7 +213,7 @@ class CannotStart:
 
 @dataclass(slots=True)
 class WorkerCauses:
-    """All that it cannot start."""
+    """All causes of a worker."""
 
     session: str
     causes: list[CannotStart]
@@ -244,7 +245,7 @@ class WorkerSpawn:
 
 @dataclass(slots=True)
 class WorkerWaiting:
-    """`holds`: it goes on meanwhile and keeps its slot."""
+    """A parent waits for children. `holds` says that it works meanwhile and keeps its slot."""
 
     session: str
     parent: Key
@@ -255,7 +256,7 @@ class WorkerWaiting:
 
 @dataclass(slots=True)
 class WorkerProgress:
-    """What these attempts say of how far they are, for people and for programs."""
+    """Progress of attempts, for people and for programs."""
 
     session: str
     keys: list[Keys]
@@ -296,7 +297,7 @@ class PendingItem:
 
 @dataclass(slots=True)
 class Loaded:
-    """Answer to a `Load`. `end` tells that the log holds no further submitted row without a result."""
+    """Answer to a `Load`. `end` says that the log holds no further submitted row without a result."""
 
     load_id: int
     log: int

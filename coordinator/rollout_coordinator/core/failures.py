@@ -1,4 +1,4 @@
-"""What becomes of an item when an attempt at it failed, or was lost with its worker: another attempt, or the end."""
+"""Outcome of an attempt that failed or was lost with its worker: another attempt, or the end of the item."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ from rollout_coordinator.core.step import NO_EVIDENCE, Evidence
 from rollout_coordinator.core.transitions import RestState
 
 PREEMPTED = "preempted"
-"""Code of an attempt that ended with a machine that gave notice; it counts against nothing."""
+"""Code of an attempt that ended with a machine that gave notice; it costs no try."""
 
 
 def retry_or_fail(
     state: State, batch: AttemptBatch, seq: int, failure: Failure, left: Evidence = NO_EVIDENCE
 ) -> Failure | None:
-    """The failure that ends the item, or None when the attempt ended here and the item goes on. `left`: its
-    evidence."""
+    """Return the failure that ends the item, or None if the item continues. `left` is the attempt's evidence."""
     spec = batch.info.spec
     if failure.code == HANDED_OVER and _may_hand_over(state, batch, left):
         message = "it was given back in the middle; another goes on from there"
@@ -50,7 +49,7 @@ def retry_or_fail(
 
 
 def loss_is_final(state: State, batch: AttemptBatch) -> Failure | None:
-    """Why the item is not tried again after one more lost worker, or None."""
+    """Return why the item is not retried after one more lost worker, or None."""
     spec = batch.info.spec
     if spec.fail_on_worker_lost:
         return Failure("worker_lost", "Its worker was lost, and the item asks not to be tried again.", False, True)
@@ -61,23 +60,24 @@ def loss_is_final(state: State, batch: AttemptBatch) -> Failure | None:
 
 
 def _may_hand_over(state: State, batch: AttemptBatch, left: Evidence) -> bool:
-    """Its worker leaves, and so gets it no second time, and there is something to go on from."""
+    """Return whether the attempt may hand over: its worker leaves, and so is not assigned it again, and left
+    something."""
     leaves = batch.worker.preempted or batch.worker.state is WorkerState.DRAINING
     return leaves and 0 < len(left.data) <= HANDED_OVER_MAX
 
 
 def _is_current(batch: AttemptBatch, seq: int) -> bool:
-    """Not one that went with its predecessor, earlier in the same message."""
+    """Return False for an attempt that ended with its predecessor, earlier in the same message."""
     return batch.log.flight.get(seq) is batch and batch.log.run.state not in ENDED
 
 
 def taken_away(state: State, batch: AttemptBatch) -> bool:
-    """Its machine gave notice: whatever goes wrong there is put down to that. One that must not run twice is not."""
+    """Return whether its machine gave notice, to which all failures are then attributed, except for exclusive items."""
     return batch.worker.preempted and not batch.info.spec.fail_on_worker_lost
 
 
 def worker_lost(state: State, batch: AttemptBatch, seq: int, code: str) -> None:
-    """A started attempt died with its worker."""
+    """Handle a started attempt that died with its worker."""
     if taken_away(state, batch):
         message = f"the machine of worker {batch.worker.id} was taken away"
         end_attempt(state, batch, seq, AttemptEnd.RELEASED, PREEMPTED, message)
@@ -93,10 +93,8 @@ def worker_lost(state: State, batch: AttemptBatch, seq: int, code: str) -> None:
 
 
 def not_held(state: State, batch: AttemptBatch, seq: int, code: str, message: str) -> None:
-    """Believed held, but the same incarnation does not have it: never received, or killed when it fenced itself.
-
-    That is no loss of a worker, except where a second run of the item would do harm.
-    """
+    """Handle an attempt that its incarnation does not hold: never received, or killed when it fenced itself. That is no
+    loss of a worker, except where a second run of the item would do harm."""
     if batch.info.spec.fail_on_worker_lost and (batch.maybe_started or seq in batch.started):
         worker_lost(state, batch, seq, code)
     else:
@@ -106,7 +104,8 @@ def not_held(state: State, batch: AttemptBatch, seq: int, code: str, message: st
 def reclaim(
     state: State, worker: Worker, code: str, lost: bool, spare: Callable[[AttemptBatch, int], bool] | None = None
 ) -> int:
-    """Everything the worker held, but what is spared, is pending again, or has failed for good. Returns how much."""
+    """Make what the worker held, but what is spared, pending again or failed for good. Returns the number of
+    attempts."""
     n = 0
     for batch in list(worker.batches.values()):
         for seq in open_seqs(batch):
@@ -122,7 +121,7 @@ def reclaim(
 
 
 def timed_out(state: State, batch: AttemptBatch, seq: int, failure: Failure) -> None:
-    """Its worker did not end it in time."""
+    """Handle an attempt that its worker did not end in time."""
     final = retry_or_fail(state, batch, seq, failure)
     if final is not None:
         close_in_flight(state, batch, seq, final, Outcome.FAILED)

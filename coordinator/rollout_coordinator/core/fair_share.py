@@ -1,6 +1,6 @@
-"""Fair share: the runs that a dispatch takes from, those first that have least of what they may have.
+"""Fair share: the runs that a dispatch takes from, those first that have least of their share.
 
-A worker asks again with every frame, and there may be a thousand runs, so nothing here looks at all of them each time.
+A worker asks again with every frame, and there may be a thousand runs, so nothing here visits all of them each time.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from rollout_coordinator.core.capacity import fits, held_in_common
 from rollout_coordinator.core.state import Requirements, Run, Worker
 
 Entry = tuple[float, int, Run]
-"""What runs of it by its weight, its place among the runs, the run."""
+"""(running items over weight, position among the runs, run)."""
 
 
 class Shares:
-    """How many items of each run a worker may hold while several want it: its largest credit, divided by weight.
+    """Number of items of each run that a worker may hold while several want it: its largest credit, divided by weight.
 
-    A worker takes what it was given in turn, so what a run holds there is what it gets of it. Of its own credit each
-    would take the more, the more of it ends there: credit follows the pace.
+    A worker runs what it was assigned in turn, so what a run holds there is its share. With credits of their own, runs
+    that end fast would take ever more, because credit follows the pace.
     """
 
     __slots__ = ("_most", "_total", "_weights")
@@ -29,14 +29,14 @@ class Shares:
         self._most = most
 
     def of(self, run: Run) -> int | None:
-        """None: it is not among those that want it."""
+        """Return the share, or None if the run does not want the worker."""
         if run.id not in self._weights:
             return None
         return max(1, int(self._most * run.weight / self._total))
 
 
 class Rivals:
-    """The runs that workers of a kind want, by weight; `looked`: so many of the changes are in it."""
+    """Runs that workers of a kind want, by weight; `looked` is the number of changes included."""
 
     __slots__ = ("looked", "weights")
 
@@ -46,8 +46,8 @@ class Rivals:
 
 
 class FairShare:
-    """For one dispatch: `heap` has the runs, those first that have least of what they may have. It lacks those that
-    `skip` put aside, until `again`."""
+    """State of one dispatch. `heap` has the runs, those first that have least of their share, without those that `skip`
+    put aside until `again`."""
 
     def __init__(self, runs: list[Run]) -> None:
         self._runs = runs
@@ -62,13 +62,13 @@ class FairShare:
 
     @property
     def requirements(self) -> set[Requirements]:
-        """Of all pending items. It loses those of which the last are taken."""
+        """Requirements of all pending items, without those whose last items are taken."""
         if self._requirements is None:
             self._requirements = {requirements for run in self._runs for requirements in run.index.ready}
         return self._requirements
 
     def is_full(self, worker: Worker) -> bool:
-        """Its credit leaves room for none of the runs that have something for it."""
+        """Return whether its credit has no room for any run with items for it."""
         if worker.bytes >= worker.credit.bytes:
             return True
         if not worker.credit_runs:
@@ -83,13 +83,13 @@ class FairShare:
         return not others or self.held(worker) >= worker.credit.items
 
     def held(self, worker: Worker) -> int:
-        """As `held_in_common`; asked many times before something is taken."""
+        """Return `held_in_common`, cached because it is needed many times before something is taken."""
         if self._held is None or self._held[0] is not worker:
             self._held = worker, held_in_common(worker)
         return self._held[1]
 
     def wanted_by(self, worker: Worker) -> dict[str, float]:
-        """Weights of the runs with pending items that fit the worker."""
+        """Return weights of the runs with pending items that fit the worker."""
         known = self._rivals.get(worker.kind)
         if known is None:
             weights = {r.id: r.weight for r in self._runs if wants(r, worker)}
@@ -102,7 +102,7 @@ class FairShare:
         return known.weights
 
     def shares(self, worker: Worker) -> Shares | None:
-        """None: there is nothing to share."""
+        """Return the shares, or None if there is nothing to share."""
         weights = self.wanted_by(worker)
         if len(weights) < 2:
             return None
@@ -111,20 +111,20 @@ class FairShare:
         return Shares(weights, most)
 
     def took(self) -> None:
-        """From the first run."""
+        """Record that items of the first run were taken."""
         self._held = None
         _, n, run = self.heap[0]
         heapreplace(self.heap, (run.in_flight / run.weight, n, run))
         self._look(run)
 
     def skip(self) -> None:
-        """The first run had nothing for the worker that asks."""
+        """Put aside the first run, which had nothing for this worker."""
         entry = heappop(self.heap)
         self._skipped.append(entry)
         self._look(entry[-1])
 
     def again(self) -> None:
-        """What was skipped is there for the next who asks."""
+        """Restore what was put aside for the next worker."""
         for entry in self._skipped:
             heappush(self.heap, entry)
         self._skipped.clear()
@@ -139,5 +139,5 @@ class FairShare:
 
 
 def wants(run: Run, worker: Worker) -> bool:
-    """It has pending items that fit the worker."""
+    """Return whether the run has pending items that fit the worker."""
     return any(fits(worker, requirements) for requirements in run.index.ready)

@@ -1,7 +1,8 @@
 """Hello: a worker opens a stream, and both sides agree on what it holds.
 
-Keep, drop, resend, accepted: what becomes of everything that either side believes the worker has. So a lost assignment,
-a link that blinks, and a leader that dies between a revoke and its confirmation all heal without a timeout.
+Keep, drop, resend, accepted: the answer decides on everything that either side believes the worker has. A lost
+assignment, a broken connection, and a leader that dies between a revoke and its confirmation thus heal without a
+timeout.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def hello(state: State, event: WorkerHello) -> None:
 
 
 def takes_the_place_of(state: State, worker: Worker) -> str:
-    """The worker of the same machine that was lost last, if no other came for it yet. For people."""
+    """Return the worker of the same machine that was lost last and not yet replaced. For people."""
     machine = (worker.host_id, worker.inventory.host)
     lost = [
         other
@@ -105,7 +106,7 @@ def _refusal(state: State, worker: Worker, event: WorkerHello) -> ProtocolError 
 
 
 def reconcile(state: State, worker: Worker, event: WorkerHello) -> None:
-    """Answer with a Welcome that says what becomes of each attempt."""
+    """Answer with a Welcome that decides on each attempt."""
     started = {(k.log, seq, attempt) for k in event.started for seq, attempt in zip(k.seq, k.attempt, strict=True)}
     listed: set[tuple[int, int]] = set()
     answer = SendWelcome(event.session, [], [], [], [])
@@ -142,7 +143,7 @@ def reconcile(state: State, worker: Worker, event: WorkerHello) -> None:
 
 
 def resume(state: State, batch: AttemptBatch, seq: int, started: bool) -> None:
-    """A kept attempt: take its worker's word for whether it runs. A parent says Waiting again."""
+    """Keep an attempt; its worker says whether it runs, and a parent sends Waiting again."""
     attempts.stop_waiting(batch, seq)
     if started:
         attempts.start(state, batch, [seq])
@@ -151,7 +152,7 @@ def resume(state: State, batch: AttemptBatch, seq: int, started: bool) -> None:
 
 
 def unacknowledged(state: State, worker: Worker, keys: Keys, answer: SendWelcome, listed: set[tuple[int, int]]) -> None:
-    """Results that the worker sent and does not know to be durable."""
+    """Answer for results that the worker sent and does not know to be durable."""
     resend, accepted, drop = Keys(keys.log, [], []), Keys(keys.log, [], []), Keys(keys.log, [], [])
     log = state.logs.get(keys.log)
     now_open = {seq for _, seq in attempts.current(state, worker, keys)}
@@ -171,7 +172,7 @@ def unacknowledged(state: State, worker: Worker, keys: Keys, answer: SendWelcome
 
 
 def drop_ended(state: State, worker: Worker, answer: SendWelcome) -> None:
-    """What stood on an attempt that its worker did not bring has ended with it, and is not kept after all."""
+    """Drop pipelined attempts whose predecessor ended because its worker did not bring it."""
     for kept in (answer.keep, answer.resend):
         for keys in kept:
             still = {seq for _, seq in attempts.current(state, worker, keys)}
@@ -189,7 +190,7 @@ def cancel_survivors(state: State, run: Run, worker: Worker) -> None:
 
 
 def tell_reconciled(state: State, worker: Worker, answer: SendWelcome, missing: int) -> None:
-    """What became of every attempt that either side believed open; silent for a worker that had none."""
+    """Report the decision on every attempt that either side believed open; silent for a worker without any."""
     counts = {
         "kept": sum(len(k.seq) for k in answer.keep),
         "resend": sum(len(k.seq) for k in answer.resend),

@@ -1,13 +1,13 @@
-"""Which queue is next: the index of a run's queues, and the candidates that a worker finds in it.
+"""Index of a run's queues, with the candidates for a worker.
 
 A queue with pending items is ready, or waits behind a gate (its lane, its chain, the commit horizon, a time) and cannot
-go on, whichever worker asks, until the gate calls `release`. So a pass of dispatch costs what it hands out.
+continue, whichever worker asks, until the gate calls `release`. So a pass of dispatch costs what it assigns.
 
-Ready queues have the order of the schedule, with two exceptions where items with equal requirements differ. An item of
-higher `cost` begins before others, so that no long one is left to run alone at the end. Items of one `affinity` go to
-the worker that had the last of them, which goes on with them before it turns to others. Neither lets an item be
-overtaken by one more than `reorder_items` behind it, and no worker is left without work for it: what remains in the
-order of the schedule is for whoever asks.
+Ready queues are in schedule order, with two exceptions for items with equal requirements. An item of higher `cost`
+begins before others, so that no long one is left to run alone at the end. Items of one `affinity` go to the worker that
+had the last of them, which continues with them before it turns to others. Neither lets an item be overtaken by one more
+than `reorder_items` behind it, and no worker is left without work for it: what remains in schedule order is for any
+worker.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ HOMES_MAX = 64  # homes of workers that are gone which are remembered
 
 
 def add(queue: SpecQueue) -> None:
-    """The queue has items: it is ready, unless it waits."""
+    """Make a queue with items ready, unless it waits."""
     index, requirements = queue.log.run.index, queue.info.requirements
     if not queue.queued and queue.size:
         queue.queued = True
@@ -43,12 +43,12 @@ def add(queue: SpecQueue) -> None:
 
 
 def entry_of(queue: SpecQueue) -> Entry:
-    """The order of queues: by priority, children first, then by schedule."""
+    """Return the queue's order: by priority, children first, then by schedule."""
     return (-queue.info.spec.priority, queue.log.rank, queue.head(), queue.info.index, queue)
 
 
 def wait(state: State, queue: SpecQueue, gate: Gate) -> None:
-    """The queue, which is in no heap of ready ones, waits until `release`."""
+    """Let a queue, which is in no ready heap, wait until `release`."""
     queue.queued = True
     if isinstance(gate, int):
         heapq.heappush(state.timers, (gate, next(state.numbers), queue.log.id, queue))
@@ -58,14 +58,14 @@ def wait(state: State, queue: SpecQueue, gate: Gate) -> None:
 
 
 def release(index: Index, gate: Gate) -> None:
-    """What these queues wait for has moved."""
+    """Release the queues behind a gate that has changed."""
     for queue in index.waiting.pop(gate, ()):
         queue.queued = False
         add(queue)
 
 
 def settle(queue: SpecQueue) -> None:
-    """Items of the queue were taken: the first entry of its heap is right again."""
+    """Restore the exact first entry of its heap after items of the queue were taken."""
     ready, requirements = queue.log.run.index.ready, queue.info.requirements
     heap = ready.get(requirements)
     if heap is not None and _first(heap) is None:
@@ -73,8 +73,8 @@ def settle(queue: SpecQueue) -> None:
 
 
 def _first(heap: list[Entry] | None, home: str | None = None) -> SpecQueue | None:
-    """The first queue of a heap, be it that of a home. An entry behind it may be out of date, since heads move on,
-    queues run empty, and prefixes become warm elsewhere: it is put right when its turn comes."""
+    """Return the first queue of a heap, or of a home's. An entry behind it may be stale, because heads advance, queues
+    run empty and prefixes become warm elsewhere; it is corrected in its turn."""
     while heap:
         entry = heap[0]
         queue = entry[-1]
@@ -96,7 +96,7 @@ def _first(heap: list[Entry] | None, home: str | None = None) -> SpecQueue | Non
 
 
 def tell_apart(run: Run, requirements: Requirements) -> None:
-    """From now on items with these requirements differ: what is pending already is looked at as well."""
+    """Distinguish items with these requirements from now on, including those already pending."""
     if requirements not in run.index.homes:
         run.index.homes[requirements] = Homes()
         for log in run.logs.values():
@@ -105,7 +105,7 @@ def tell_apart(run: Run, requirements: Requirements) -> None:
 
 
 def _add_to_home(queue: SpecQueue) -> None:
-    """A queue that may have to wait is served in the order of the schedule only."""
+    """Add a queue to its home; one that may have to wait is served only in schedule order."""
     info, run = queue.info, queue.log.run
     homes, queue.home = run.index.homes.get(info.requirements), None
     if homes is None or not queue.size or queue.chain is not None or info.lane.cap or info.spec.not_before_ms:
@@ -118,13 +118,13 @@ def _add_to_home(queue: SpecQueue) -> None:
 
 
 def _warm_at(queue: SpecQueue) -> str:
-    """The worker that has the prefix of its items; empty: none, or they have no affinity."""
+    """Return the worker that has the prefix of its items, or an empty string."""
     affinity = queue.info.spec.affinity
     return queue.log.run.warm.get(affinity, "") if affinity else ""
 
 
 def note_served(state: State, queue: SpecQueue, worker: Worker) -> None:
-    """The worker got items of it: their prefix is warm there."""
+    """Record that the worker got items of the queue: their prefix is warm there."""
     affinity, homes = queue.info.spec.affinity, queue.log.run.index.homes.get(queue.info.requirements)
     if not affinity:
         return
@@ -142,8 +142,7 @@ def note_served(state: State, queue: SpecQueue, worker: Worker) -> None:
 
 
 class Turn:
-    """One worker's turn at the queues of a run. The caller asks for a candidate and takes items of it or passes it
-    over, again and again; at last it calls `end`."""
+    """One worker's turn at a run's queues: ask for a `candidate`, take items or `pass_over`, repeatedly, then `end`."""
 
     __slots__ = ("_aside", "_fitting", "_index", "_least_aside", "_reorder", "_soft", "_worker", "left_some")
 
@@ -156,8 +155,8 @@ class Turn:
         self.left_some = False  # for another worker, by preference
 
     def candidate(self, *, roots: bool) -> tuple[SpecQueue, int] | None:
-        """The next queue, and how many items from its head on the order of the schedule allows; None: nothing is left
-        that this worker may begin now. `roots`: also of the root log."""
+        """Return the next queue, and how many items from its head on the schedule allows; None if nothing is left.
+        `roots` includes queues of the root log."""
         while (top := self._first_fitting()) is not None:
             queue = top[-1]
             if not roots and queue.log.parent is None:
@@ -185,8 +184,7 @@ class Turn:
         return first
 
     def _near(self, homes: Homes, top: Entry, limit: int) -> SpecQueue | None:
-        """A queue that is better for this worker than the first in the schedule, whose entry is `top`. Nothing speaks
-        against its head going there."""
+        """Return a queue that suits this worker better than the first in the schedule, whose entry is `top`."""
         worker = self._worker.id
         for cost in sorted(homes.costs, reverse=True):
             last = homes.last.get(worker)
@@ -202,7 +200,8 @@ class Turn:
         return None
 
     def _may_pass(self, queue: SpecQueue, top: Entry) -> bool:
-        """It is as urgent, was neither stolen for another worker nor failed here, and no horizon is near."""
+        """Return whether it is as urgent, was neither stolen for another worker nor failed here, and no horizon is
+        near."""
         if queue.avoid_worker == self._worker.id or (queue.log.run.tracked and queue.log.parent is None):
             return False
         if entry_of(queue)[:2] != top[:2]:
@@ -212,7 +211,7 @@ class Turn:
         return queue.retry[0][3].to in ("", self._worker.id)
 
     def pass_over(self, state: State, queue: SpecQueue, gate: Gate | None) -> None:
-        """The worker gets none of the candidate: it waits behind `gate`, or is for another worker."""
+        """Take no items of the candidate: it waits behind `gate`, or is for another worker."""
         self._remove(queue)
         if gate is not None:
             wait(state, queue, gate)
@@ -223,19 +222,19 @@ class Turn:
             self._least_aside = min(self._least_aside, queue.head())
 
     def end(self) -> None:
-        """What was set aside is there for the next worker."""
+        """Restore what was set aside for the next worker."""
         for queue in self._aside:
             queue.queued = False
             add(queue)
 
     def _remove(self, queue: SpecQueue) -> None:
-        """The first of its heap."""
+        """Remove the first of its heap."""
         heapq.heappop(self._index.ready[queue.info.requirements])
         settle(queue)
 
 
 def _within(queue: SpecQueue, limit: int) -> int:
-    """How many items from its head on are not beyond `limit`; at least the head."""
+    """Return how many items from its head on are not beyond `limit`, at least 1."""
     if not queue.chunks:
         return 1
     chunk = queue.chunks[0]

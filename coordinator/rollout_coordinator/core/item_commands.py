@@ -1,4 +1,4 @@
-"""What an operator, or the command that resumes a run, changes about single items: their limits, or their end."""
+"""Commands on single items, by an operator or the command that resumes a run: change their limits, or end them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def limits(state: State, event: RunLimits) -> None:
 
 
 def cancel(state: State, event: ItemCancel) -> None:
-    """The item ends as cancelled: a result of its attempt that comes later is stale, like that of any overtaken one."""
+    """Cancel the item: a later result of its attempt is stale, like that of any superseded one."""
     run = replay.find_run(state, event)
     if run is None:
         return

@@ -1,13 +1,13 @@
-"""The state of items, and the only way to change it.
+"""State of items, and the only way to change it.
 
-An item has no field for its state: a window of millions of transitions a minute could not afford one. Where it is kept
-is its state, and this module alone moves it from one place to another:
+An item has no field for its state, which a window of millions of transitions a minute could not afford. Where the item
+is kept is its state, and only this module moves it from one place to another:
 
 - `Log.flight` and `AttemptBatch.started`: assigned, or running;
 - `Log.accepted`, and in schedule order everything before `Log.cursor`: accepted, or final;
 - none of these: pending, be it in memory or in the ledger only.
 
-Every move asks the table, once for all items that move together, with the state that they really have.
+Every move consults the table, once for all items that move together, with the state that they really have.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _COMMIT = {
 
 
 def is_accepted(log: Log, seq: int) -> bool:
-    """It has a result, be it final or not."""
+    """Return whether it has a result, final or not."""
     return seq in log.accepted or (seq < log.cursor and not log.by_arrival)
 
 
 def state_of(log: Log, seq: int) -> ItemState:
-    """PENDING, ASSIGNED, RUNNING or ACCEPTED; which of the final states an item has, the ledger knows."""
+    """Return PENDING, ASSIGNED, RUNNING or ACCEPTED; only the ledger distinguishes final states."""
     batch = log.flight.get(seq)
     if batch is not None:
         return ItemState.RUNNING if seq in batch.started or batch.maybe_started else ItemState.ASSIGNED
@@ -42,7 +42,7 @@ def state_of(log: Log, seq: int) -> ItemState:
 
 
 def assign(batch: AttemptBatch) -> None:
-    """These pending items are with the batch's worker from now on. Its `seqs` ascend."""
+    """Assign pending items to the batch's worker. Its `seqs` ascend."""
     log, seqs = batch.log, batch.seqs
     flight = log.flight
     if log.accepted.lo or seqs[0] < log.cursor:
@@ -55,12 +55,12 @@ def assign(batch: AttemptBatch) -> None:
 
 
 def adopt(batch: AttemptBatch) -> None:
-    """A new leader finds these in flight: no transition, it is how they are."""
+    """Adopt items that a new leader finds in flight, without a transition."""
     batch.log.flight.update(dict.fromkeys(batch.seqs, batch))
 
 
 def start(batch: AttemptBatch, seqs: list[int], at_ms: int) -> int:
-    """The worker runs these, which are in flight in the batch. Returns how many it had not said so of before."""
+    """Record that the worker runs these items of the batch. Returns how many were not known to run."""
     started = batch.started
     before = len(started)
     for seq in seqs:  # the same one may be named twice
@@ -72,10 +72,8 @@ def start(batch: AttemptBatch, seqs: list[int], at_ms: int) -> int:
 
 
 def end(batch: AttemptBatch, seqs: list[int], cause: str) -> int:
-    """Their attempts are over, and by `cause` they are pending again or accepted. Returns how many of them had begun.
-
-    StateError if one of them is not in flight in this batch.
-    """
+    """End attempts; by `cause` their items are pending or accepted. Returns how many had begun. Raises StateError if
+    one of them is not in flight in this batch."""
     log, started, n = batch.log, batch.started, len(seqs)
     flight = log.flight
     if n == 1:
@@ -98,7 +96,7 @@ def end(batch: AttemptBatch, seqs: list[int], cause: str) -> int:
 
 
 def close(log: Log, seqs: list[int]) -> None:
-    """These pending items end without an attempt."""
+    """End pending items without an attempt."""
     for seq in seqs:
         if seq in log.flight:
             raise StateError(f"item {seq} of log {log.id} is in flight: its attempt must end with it")
@@ -107,12 +105,12 @@ def close(log: Log, seqs: list[int]) -> None:
 
 
 def commit_prefix(log: Log) -> None:
-    """The cursor passes every result up to the first that is missing; nobody asks what became of each."""
+    """Move the cursor past every result up to the first missing one, if nothing needs each outcome."""
     log.cursor = log.accepted.advance(log.cursor)
 
 
 def commit(log: Log, seq: int, outcome: Outcome | None) -> None:
-    """An accepted item is final. In schedule order it is the one at the cursor, which passes it."""
+    """Make an accepted item final. In schedule order it is the one at the cursor, which passes it."""
     if outcome is not None:
         ITEM.move(state_of(log, seq), _COMMIT[outcome])
     if not log.by_arrival:

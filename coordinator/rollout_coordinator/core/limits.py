@@ -1,4 +1,4 @@
-"""What a run may use up or go through before what has not begun of it is skipped."""
+"""Limits on what a run may use or suffer before the rest of its items is skipped."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of the policy `skip_rest`. 0, or no codes: no such limit."""
+    """Limits of the policy `skip_rest`; 0, or no codes, means no limit."""
 
     units_in: int = 0
     units_out: int = 0

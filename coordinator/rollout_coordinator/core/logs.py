@@ -1,4 +1,4 @@
-"""Logs: opened for a run or for the children of an item, closed when nothing of them will run any more, forgotten."""
+"""Logs: opened for a run or the children of an item, closed when none of their items will run any more, forgotten."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TALLIES = ("attempts", "retried", "worker_lost", "stale", "units_in", "units_out
 
 
 def open_log(state: State, run: Run, parent: Key | None) -> Log:
-    """A new one, empty."""
+    """Open a new, empty log."""
     number, state.next_log = state.next_log, state.next_log + 1
     log = make_log(state, run, parent, number)
     touch(state, log)
@@ -29,7 +29,7 @@ def make_log(state: State, run: Run, parent: Key | None, number: int) -> Log:
 
 
 def close_log(state: State, log: Log) -> None:
-    """Nothing of this log will run any more."""
+    """Close a log of which nothing will run any more."""
     log.move("close")
     forget_pending(state, log)
     log.outcomes.clear()
@@ -38,7 +38,7 @@ def close_log(state: State, log: Log) -> None:
 
 
 def close_children(state: State, child: Log) -> None:
-    """The parent has its result: what its children still do is of no use."""
+    """Close the children of a parent that has its result."""
     for batch in list(dict.fromkeys(child.flight.values())):
         seqs = open_seqs(batch)
         cancel(state, batch.worker, [(batch, seqs)], "parent ended")
@@ -53,7 +53,7 @@ def close_children(state: State, child: Log) -> None:
 
 
 def fold_counters(state: State, log: Log) -> None:
-    """A child log's tallies move to its run's root, so that the run's do not depend on which logs are in memory."""
+    """Move a child log's counters to its run's root, so that the run's do not depend on which logs are in memory."""
     root = log.run.root
     for name in TALLIES:
         setattr(root, name, getattr(root, name) + getattr(log, name))
@@ -63,7 +63,7 @@ def fold_counters(state: State, log: Log) -> None:
 
 
 def forget_log(state: State, log: Log) -> None:
-    """Out of memory; the ledger has all of it."""
+    """Drop a log from memory; the ledger has all of it."""
     close_log(state, log)
     if log.parent is not None:
         parent = state.logs.get(log.parent.log)
@@ -74,6 +74,6 @@ def forget_log(state: State, log: Log) -> None:
 
 
 def forget_over(state: State) -> None:
-    """At the end of a step, when their last rows are among its writes."""
+    """Forget logs at the end of a step, when their last rows are among its writes."""
     for log in state.effects.over:
         forget_log(state, log)

@@ -1,6 +1,5 @@
-"""Which items of a log name objects in their results, where the policy `keep_objects` will ask; what attempts handed
-over to the next; and which parents keep objects for their children. All of it is in the log's row, so a new leader
-knows it."""
+"""Retention of objects: results that name objects (for the policy `keep_objects`), what attempts handed over, and what
+parents keep for their children. All of it is in the log's row, so a new leader knows it."""
 
 from __future__ import annotations
 
@@ -9,26 +8,26 @@ from rollout_coordinator.core.step import HELD, HeldRow
 
 
 def note_result(log: Log, seq: int, at_ms: int) -> None:
-    """The result of this item names objects."""
+    """Record that this item's result names objects."""
     if _asks(log):
         log.progress.kept = sorted([*log.progress.kept, (seq, at_ms)])
 
 
 def spared(log: Log) -> int:
-    """So many objects that a result of this log names, the last ones, are never let go."""
+    """Return how many objects of each result of this log, the last ones, are never released."""
     if log.parent is not None:
         return 0
     return sum(int(dict(one.options).get("spare", 0)) for one in log.run.policies if one.name == "keep_objects")
 
 
 def note_failure(log: Log, seq: int) -> None:
-    """What failed at this item, an attempt or the item itself, named objects."""
+    """Record that a failure of this item, or of an attempt at it, named objects."""
     if _asks(log):
         log.progress.left = sorted({*log.progress.left, seq})
 
 
 def failures_between(log: Log, first: int, last: int) -> list[int]:
-    """Those noted from `first` to `last`, which are forgotten with that."""
+    """Return, and forget, the failures recorded from `first` to `last`."""
     left = log.progress.left
     log.progress.left = [seq for seq in left if not first <= seq <= last]
     return [seq for seq in left if first <= seq <= last]
@@ -39,19 +38,19 @@ def _asks(log: Log) -> bool:
 
 
 def hand_over(state: State, log: Log, seq: int, attempt: int, data: bytes) -> None:
-    """This attempt was given back in the middle: the next one goes on from `data`, and what that names stays until the
-    item has a result or somebody hands over more of it."""
+    """Keep what an unfinished attempt hands over: the next one continues from `data`. The objects it names stay until
+    the item has a result or a further attempt hands over."""
     _settle_handoff(state, log, seq)
     log.progress.handed_over[seq] = attempt, data
 
 
 def handoff(log: Log, seq: int) -> bytes:
-    """Empty: nothing."""
+    """Return what was handed over, or nothing."""
     return log.progress.handed_over.get(seq, (0, b""))[1]
 
 
 def hold(state: State, log: Log, seq: int, worker: str, keeps: tuple[bytes, ...], lets_go: tuple[bytes, ...]) -> None:
-    """The parent `seq` keeps these objects, which `worker` stored, for its children, until it has a result."""
+    """Keep objects, which `worker` stored, for the children of the parent `seq` until it has a result."""
     if keeps:
         log.progress.holds = sorted({*log.progress.holds, seq})
         touch(state, log)
@@ -60,12 +59,12 @@ def hold(state: State, log: Log, seq: int, worker: str, keeps: tuple[bytes, ...]
 
 
 def has_claims(log: Log) -> bool:
-    """Whether `settle` has anything to do."""
+    """Return whether `settle` has anything to do."""
     return bool(log.progress.handed_over or log.progress.holds)
 
 
 def settle(state: State, log: Log, seq: int) -> None:
-    """The item has a result: what was handed over of it, or kept for its children, is needed no longer."""
+    """Release what was handed over of an item with a result, or kept for its children."""
     _settle_handoff(state, log, seq)
     if seq in log.progress.holds:
         log.progress.holds.remove(seq)

@@ -1,7 +1,7 @@
-"""What the items of a run wait for, for people who wonder why nothing happens.
+"""Reasons why items of a run wait, for users who wonder why nothing happens.
 
-Looked at when somebody asks, never in a step: the queues in memory against the workers that are connected. It decides
-nothing, and changes nothing; `dispatch.py` decides.
+They are computed on request, never in a step, from the queues in memory and the connected workers. Nothing is decided
+or changed here; `dispatch.py` decides.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from rollout_coordinator.core.workers import ALIVE
 WAITS_MAX = 20  # reasons that are told of one run
 
 Reason = tuple[str, str, bool]
-"""Reason, message, impossible."""
+"""(reason, message, impossible)."""
 Need = Callable[[Worker], bool]
 
 
 def pending_reasons(state: State, run: Run) -> list[WaitView]:
-    """Those that no connected worker can ever take first, then those that concern most items."""
+    """Return the reasons, first those that no connected worker can resolve, then those that affect most items."""
     if run.state is not RunState.RUNNING:
         return []
     found: Counter[Reason] = Counter()
@@ -70,14 +70,14 @@ def pending_reasons(state: State, run: Run) -> list[WaitView]:
 
 
 def _silent(state: State, worker: Worker) -> Reason:
-    """What it has stays with it until it is back, or given up."""
+    """Return the reason for a silent worker, which keeps its items until it is back or given up."""
     left = worker.due_at + state.settings.coordinator_failure_timeout - state.now.mono
     who = f"worker {short(worker.id)}" + (f" on {worker.inventory.host}" if worker.inventory.host else "")
     return "silent_worker", f"{who} has them and is silent; in {max(1, ceil(left))} s they go to others", False
 
 
 def _no_worker(workers: list[Worker], requirements: Requirements) -> Reason | None:
-    """Why none of the workers can ever take such items."""
+    """Return why none of the workers can ever take such items."""
     if not workers:
         return "no_workers", "no worker is connected that takes work", False  # nobody knows what the next one can
     if any(fits(worker, requirements) for worker in workers):
@@ -94,7 +94,7 @@ def _no_worker(workers: list[Worker], requirements: Requirements) -> Reason | No
 
 
 def _needs(requirements: Requirements) -> Iterator[tuple[str, Need]]:
-    """Each for people, and as a test."""
+    """Yield each requirement, as text and as a test."""
     for role in sorted(requirements.roles):
         yield f"role {role!r}", lambda worker, role=role: role in worker.inventory.roles
     for name, value in requirements.labels:
@@ -113,7 +113,7 @@ def _needs(requirements: Requirements) -> Iterator[tuple[str, Need]]:
 
 
 def _held_back(state: State, queue: SpecQueue) -> Reason | None:
-    """Why its first item may not begin now, whoever would take it."""
+    """Return why its first item may not begin on any worker now."""
     run, info, lane = queue.log.run, queue.info, queue.info.lane
     if info.spec.not_before_ms > state.now.wall_ms:
         at = datetime.fromtimestamp(info.spec.not_before_ms / 1000, UTC).isoformat(timespec="seconds")
@@ -132,7 +132,8 @@ def _held_back(state: State, queue: SpecQueue) -> Reason | None:
 
 
 def _busy(state: State, run: Run, requirements: Requirements, workers: list[Worker], *, root: bool) -> Reason | None:
-    """Why none of those that fit takes one now; None: one does, in the next step. `root`: of the run's root log."""
+    """Return why no fitting worker takes an item now, or None if one does in the next step. `root` selects the root
+    log."""
     fitting = [worker for worker in workers if fits(worker, requirements)]
     if not any(may_hold(state, run, worker) for worker in fitting):
         holder = short(run.holder.id) if run.holder is not None else "another"

@@ -37,12 +37,12 @@ from rollout_coordinator.core.state import Log, Run, SpecInfo
 
 @dataclass(frozen=True, slots=True)
 class PruneLane:
-    """The lane of the item that was committed is pruned there."""
+    """Prune the lane of the committed item there."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndRun:
-    """`cause` is a row of the run table: complete | fail."""
+    """End the run. `cause` is a row of the run table: complete | fail."""
 
     cause: str
     reason: str
@@ -50,7 +50,7 @@ class EndRun:
 
 @dataclass(frozen=True, slots=True)
 class LetGo:
-    """What these results name is kept no longer."""
+    """Release what these results name."""
 
     seqs: tuple[int, ...]
 
@@ -88,7 +88,7 @@ def number(policy: Policy, options: dict[str, str], key: str, default: int = 0) 
 
 
 def compile_policies(spec: RunSpec) -> list[Compiled]:
-    """InputError if a policy or an option of one is not known."""
+    """Compile the policies. Raises InputError if a policy or one of its options is unknown."""
     out: list[Compiled] = []
     for policy in spec.policies:
         options = dict(policy.options)
@@ -234,5 +234,5 @@ _MAKERS: dict[str, Callable[[Policy, dict[str, str]], Decide]] = {
 
 
 def wants_more(run: Run) -> bool:
-    """An `append` waits to be carried out: the run is not complete."""
+    """Return whether an `append` is still to be carried out, so that the run is not complete."""
     return bool(run.root.progress.append)

@@ -1,5 +1,7 @@
-"""What a log remembers beside its counts: for policies and limits, of hand-overs, and how long it was worked at. It is
-in the log's row as JSON, so a new leader knows it."""
+"""What a log remembers beside its counts: for policies, limits, hand-overs, and its working time.
+
+It is in the log's row as JSON, so a new leader knows it.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,11 @@ _AS_IT_IS = ("busy_ms", "sealed_count", "kept", "left", "holds", "append", "orig
 
 @dataclass(slots=True)
 class Used:
-    """What the policy `skip_rest` counts. `bad`, `good`: items with a result, by whether they failed with one of its
-    codes; `again`: those to be tried again that failed so last. `why`: what has not begun is skipped."""
+    """Counts of the policy `skip_rest`.
+
+    `bad` and `good` are items with a result, by whether they failed with one of its codes; `again` are items to be
+    retried that last failed so. `why` is the reason for skipping what has not begun.
+    """
 
     why: str = ""
     units_in: int = 0

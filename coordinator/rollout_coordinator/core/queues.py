@@ -1,4 +1,4 @@
-"""Pending items in memory: a queue for each log and spec. Where dispatch finds it, `index.py` decides."""
+"""Pending items in memory: a queue for each log and spec. `index.py` decides where dispatch finds it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rollout_coordinator.core.state import NEVER, Chain, Chunk, History, Log, Sp
 
 
 def queue_of(log: Log, spec: int, avoid_worker: str = "") -> SpecQueue:
-    """`avoid_worker`: the worker on which its items failed last. They are apart, so that it goes on with others."""
+    """Return the queue. Items that failed last on `avoid_worker` have their own, so that this worker takes others."""
     of_spec = log.queues.get(spec)
     if of_spec is None:
         of_spec = log.queues[spec] = {}
@@ -34,7 +34,7 @@ def chain_of(log: Log, name: str) -> Chain:
 
 
 def add_fresh(state: State, log: Log, spec: int, seqs: list[int], ids: list[bytes], payloads: list[Blob]) -> None:
-    """Items never tried before, all of one spec, ascending."""
+    """Add items that were never tried, all of one spec, ascending."""
     queue = queue_of(log, spec)
     queue.chunks.append(Chunk(seqs, ids, payloads))
     count(queue, len(seqs), sum(map(len, payloads)))
@@ -45,7 +45,7 @@ def add_fresh(state: State, log: Log, spec: int, seqs: list[int], ids: list[byte
 
 
 def add_tried(state: State, log: Log, spec: int, seq: int, item: bytes, payload: Blob, history: History) -> None:
-    """An item that was tried before."""
+    """Add an item that was tried before."""
     queue = queue_of(log, spec, history.failed_on)
     heapq.heappush(queue.retry, (seq, item, payload, history))
     count(queue, 1, len(payload))
@@ -64,7 +64,7 @@ def join_chain(log: Log, chain: Chain, seqs: list[int]) -> None:
 
 
 def count(queue: SpecQueue, n: int, size: int) -> None:
-    """It has `n` items of `size` bytes more, or less where these are negative."""
+    """Count `n` more items of `size` bytes in total, or fewer if negative."""
     log = queue.log
     queue.size += n
     log.window += n
@@ -73,7 +73,7 @@ def count(queue: SpecQueue, n: int, size: int) -> None:
 
 
 def take_all(state: State, queue: SpecQueue) -> list[int]:
-    """Take every item out of the queue."""
+    """Take every item out of the queue, and return their seqs."""
     seqs = [seq for chunk in queue.chunks for seq in chunk.seqs[chunk.pos :]]
     size = sum(len(p) for chunk in queue.chunks for p in chunk.payloads[chunk.pos :])
     for entry in queue.retry:
@@ -88,7 +88,7 @@ def take_all(state: State, queue: SpecQueue) -> list[int]:
 
 
 def take_one(state: State, log: Log, seq: int) -> History | None:
-    """Take a pending item out of memory, wherever it is there. Its history, where it is known that it was tried."""
+    """Take a pending item out of memory, and return its history if it was tried."""
     for delayed in [retry for retry in state.retries if retry[2] == log.id and retry[3][0] == seq]:
         state.retries.remove(delayed)
         heapq.heapify(state.retries)
@@ -122,7 +122,7 @@ def _left(state: State, history: History) -> History:
 
 
 def forget_pending(state: State, log: Log) -> None:
-    """Forget all pending items of the log; the ledger has them."""
+    """Drop all pending items of the log from memory; the ledger has them."""
     for history in (*log.returned.values(), *log.loading_returned.values()):
         arrived(state, history)
     for queue in log.all_queues():
@@ -140,7 +140,7 @@ def forget_pending(state: State, log: Log) -> None:
 
 
 def arrived(state: State, history: History) -> None:
-    """A stolen item is given to somebody, or never will be: its thief waits for it no longer."""
+    """Stop waiting for a stolen item that is assigned, or never will be."""
     thief = state.workers.get(history.to) if history.to else None
     if thief is not None and thief.incoming:
         thief.incoming -= 1
@@ -150,7 +150,7 @@ def arrived(state: State, history: History) -> None:
 
 
 def put_back(state: State, log: Log, seq: int, history: History) -> None:
-    """Pending again; the payload is read back when the window has room for it and its time has come."""
+    """Make an item pending; its payload is read back when the window has room and its time has come."""
     if log.closed:
         return
     if seq >= log.window_end:
@@ -165,7 +165,7 @@ def put_back(state: State, log: Log, seq: int, history: History) -> None:
 
 
 def forget_delays(state: State, log: Log) -> None:
-    """Its retries are pending now, whatever they wait for: they are not to be tried again."""
+    """Make its delayed retries pending now, because they are not to be retried."""
     mine = [retry for retry in state.retries if retry[2] == log.id]
     state.retries = [retry for retry in state.retries if retry[2] != log.id]
     heapq.heapify(state.retries)
@@ -173,8 +173,8 @@ def forget_delays(state: State, log: Log) -> None:
 
 
 def fire_timers(state: State) -> None:
-    """Retries whose delay is over are pending again; queues that wait for their items' `not_before` are ready, and
-    those for which the worker did not come in time that they were set aside for."""
+    """Handle timers: retries after their delay, queues whose `not_before` has come, and queues that were reserved for a
+    worker that did not come in time."""
     while state.timers and state.timers[0][0] <= state.now.wall_ms:
         _, _, log_id, queue = heapq.heappop(state.timers)
         log = state.logs.get(log_id)

@@ -17,12 +17,12 @@ class Ranges:
         return i >= 0 and n <= self.hi[i]
 
     def overlaps(self, first: int, last: int) -> bool:
-        """Whether any number of [first, last] is there."""
+        """Return whether any number of [first, last] is included."""
         i = bisect_right(self.lo, last) - 1
         return i >= 0 and self.hi[i] >= first
 
     def add(self, first: int, last: int) -> None:
-        """Add [first, last], which must not overlap what is there."""
+        """Add [first, last], which must not overlap the existing ranges."""
         lo, hi = self.lo, self.hi
         if hi and hi[-1] + 1 == first:
             hi[-1] = last
@@ -61,7 +61,7 @@ class Ranges:
         self.add(first, last)
 
     def advance(self, cursor: int) -> int:
-        """The first number at or after `cursor` that is missing; ranges before it are forgotten."""
+        """Return the first missing number at or after `cursor`; ranges before it are dropped."""
         lo, hi = self.lo, self.hi
         while lo and lo[0] <= cursor:
             cursor = max(cursor, hi[0] + 1)

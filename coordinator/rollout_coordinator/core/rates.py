@@ -1,4 +1,4 @@
-"""How fast runs go: a few counts of the last half minute for each that is live."""
+"""Rates of runs: a few counts of the last half minute for each live run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ EVERY_S = 1.0
 
 
 def sample(state: State) -> None:
-    """Note where every running run stands. Called at every scan; most calls do nothing."""
+    """Record the counts of every running run. Called at every scan; most calls do nothing."""
     now = state.now.mono
     held = {run_id for worker in state.workers.values() if worker.session for run_id in worker.by_run}
     for run in state.runs.values():
@@ -27,8 +27,8 @@ def sample(state: State) -> None:
 
 
 def note_busy(state: State, run: Run, *, held: bool) -> None:
-    """Count the time since the last look in which the run was worked at: `held`, a connected worker has some of it now;
-    or there are results since. Written with the log's row, whenever that is."""
+    """Add the time since the last call to the run's working time if a connected worker held some of it or it has new
+    results. It is written with the log's row, whenever that is written."""
     now, done = state.now.mono, sum(run.root.counts)
     if held or done != run.busy_count:
         run.root.progress.busy_ms += round((now - run.busy_at) * 1000)
@@ -36,12 +36,12 @@ def note_busy(state: State, run: Run, *, held: bool) -> None:
 
 
 def counts(run: Run) -> tuple[int, int]:
-    """(items with a result, units out) of its root log."""
+    """Return (items with a result, units out) of its root log."""
     return sum(run.root.counts), run.root.units_out
 
 
 def rates(state: State, run: Run) -> tuple[float, float]:
-    """Items and units out a second, over the window or since the run went on."""
+    """Return items and units out per second, over the window or since the run resumed."""
     if not run.samples or run.state is not RunState.RUNNING:
         return 0.0, 0.0
     at, items, units = run.samples[0]

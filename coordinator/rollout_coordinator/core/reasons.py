@@ -1,6 +1,6 @@
-"""Why items of a run failed, counted for people as it happens: nobody has to ask the ledger when the run ends.
+"""Reasons why items of a run failed, counted as it happens, so that nothing queries the ledger when the run ends.
 
-In memory only, so a leader counts those that it saw itself.
+They are in memory only, so a leader counts those that it saw itself.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from rollout_coordinator.core.step import ResultRows
 KINDS_MAX = 20
 LENGTH = 120
 _VARIES = re.compile(r"0x[0-9a-f]+|[0-9A-HJKMNP-TV-Z]{26}|\d+", re.IGNORECASE)
-"""What differs between two tellings of one thing: addresses, ids, numbers of processes, bytes that are free."""
+"""Pattern of what differs between two reports of one thing: addresses, ids, process numbers, free bytes."""
 
 
 def alike(text: str) -> str:
-    """Equal where two texts tell of the same."""
+    """Return a key that is equal for two reports of the same thing."""
     return _VARIES.sub("#", text)
 
 
 def first_line(text: str) -> str:
-    """The first that is not blank; empty: there is none."""
+    """Return the first line that is not blank, or an empty string."""
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
 
 
 class Reasons:
-    """Counts of reasons that are alike but for their numbers and ids, the first of each in its words."""
+    """Counts of reasons that differ only in numbers and ids, with the text of the first of each."""
 
     __slots__ = ("_kinds",)
 
@@ -50,7 +50,8 @@ class Reasons:
             self._kinds[kind] = count + 1, first
 
     def told(self, failed: int) -> dict[str, Any]:
-        """Fields of an event, of `failed` items: the most common reason, or one of several where not all are known."""
+        """Return the fields of an event about `failed` items: the most common reason, or one of several if not all are
+        known."""
         if not failed or not self._kinds:
             return {}
         count, said = max(self._kinds.values(), key=lambda kind: kind[0])

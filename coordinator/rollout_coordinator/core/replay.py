@@ -1,6 +1,7 @@
-"""A new leader's memory, from what the ledger says is not finished.
+"""Memory of a new leader, restored from what the ledger says is not finished.
 
-Attempts stay with their workers, who get a full fresh deadline to say Hello; pending rows come back through the window.
+Attempts stay with their workers, which get a full fresh deadline to say Hello; pending rows come back through the
+window.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def revive(state: State, log: Log) -> None:
 
 
 def run_loaded(state: State, event: RunLoaded) -> None:
-    """An ended run of an earlier leader, asked for by a client; what waited for it goes on."""
+    """Add an ended run of an earlier leader that a client asked for, and handle what waited for it."""
     if event.snapshot is not None and event.run_id not in state.runs:
         restore_runs(state, event.snapshot)
         for log in state.runs[event.run_id].logs.values():
@@ -67,7 +68,7 @@ def run_loaded(state: State, event: RunLoaded) -> None:
 
 
 def load_ended_run(state: State, run_id: str, event: Event) -> bool:
-    """True if the ledger is asked for a run this core does not know; the event is delivered again then."""
+    """Ask the ledger for a run that this core does not know, and return True; the event is delivered again then."""
     known = run_id in state.runs or run_id in state.opened
     if known or not state.settings.ended_on_disk:
         return False
@@ -80,7 +81,8 @@ def load_ended_run(state: State, run_id: str, event: Event) -> bool:
 
 
 def find_run(state: State, event: RequestOfRun, hint: str = "`rollout run list` shows all") -> Run | None:
-    """The run of a client's request. None: the ledger is asked for it, or it is replied that there is none."""
+    """Return the run of a client's request, or None if the ledger is asked for it or the reply says that there is
+    none."""
     if load_ended_run(state, event.run_id, event):
         return None
     run = state.runs.get(event.run_id)
@@ -163,7 +165,7 @@ def restore_attempts(state: State, snapshot: Snapshot, now: Now) -> None:
 
 
 def reopen(state: State, log: Log) -> None:
-    """Let a log run: its items that are neither accepted nor in flight come from the ledger again."""
+    """Let a log run: its items that are neither accepted nor in flight are read from the ledger again."""
     parent = log.parent
     if parent is not None and is_accepted(state.logs[parent.log], parent.seq):
         return
@@ -182,7 +184,7 @@ def reopen(state: State, log: Log) -> None:
 
 
 def reread(state: State) -> None:
-    """Outcomes of accepted results before the cursor moves again: policies will ask for them."""
+    """Read outcomes of accepted results before the cursor moves again, because policies need them."""
     for log in state.rereads:
         read_page(state, log, log.readings, log.cursor, max(log.accepted.hi) + 1)
     state.rereads = []

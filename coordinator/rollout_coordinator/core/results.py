@@ -1,7 +1,7 @@
-"""Results, starts and returned attempts: what a worker says about the attempts it holds.
+"""Results, starts and returned attempts: what a worker reports about the attempts it holds.
 
-Only the newest session of the worker that holds the attempt is listened to. A result for an attempt that was taken
-away is stale: counted, told, forgotten. One for an attempt that was never given to anybody is a protocol fault.
+Only the newest session of the worker that holds the attempt counts. A result for an attempt that was taken away is
+stale: counted, reported, forgotten. One for an attempt that was never assigned is a protocol fault.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from rollout_coordinator.core.workers import quarantine, worker_of_session
 
 RELEASE_ENDS = {"pause": AttemptEnd.PAUSED}
 GIVEN_BACK_S = 60.0
-"""A worker that gave items back because parents wait there is given none like them for so long, or until one of its
-parents has ended. The parents come first meanwhile."""
+"""Seconds for which a worker that returned items because parents wait there is assigned none like them, unless one of
+its parents ends before. The parents come first meanwhile."""
 
 
 def started(state: State, event: WorkerStarted) -> None:
@@ -77,10 +77,8 @@ def results(state: State, event: WorkerResults) -> None:
 
 
 def impossible(state: State, log: Log | None, group: ResultGroup) -> str:
-    """Why nobody can ever have been given these attempts; empty if it is possible.
-
-    A new leader knows no history, so only what cannot be under any history counts.
-    """
+    """Return why these attempts can never have been assigned, or an empty string if it is possible. A new leader knows
+    no history, so only what is impossible under any history counts."""
     if log is None:
         if group.log >= state.next_log or group.log < 1:
             return f"Result for log {group.log}, which was never opened: it cannot have been assigned."
@@ -95,7 +93,8 @@ def impossible(state: State, log: Log | None, group: ResultGroup) -> str:
 
 
 def take_group(state: State, worker: Worker, log: Log, group: ResultGroup) -> tuple[Keys, Keys]:
-    """Accept what is current: (accepted, stale). The common group (one batch, all done) is handled by columns."""
+    """Accept current results; return (accepted, stale). The common group (one batch, all done) is handled by
+    columns."""
     seqs, tries = group.seq, group.attempt
     if log.run.state in ENDED:  # of survivors: they are over
         keys = Keys(log.id, seqs, tries)
@@ -127,7 +126,7 @@ def take_group(state: State, worker: Worker, log: Log, group: ResultGroup) -> tu
 
 
 def take_singly(state: State, worker: Worker, log: Log, group: ResultGroup, stale: list[int]) -> tuple[Keys, Keys]:
-    """Failures, chains, policies: one at a time."""
+    """Accept results one at a time, as failures, chains and policies require."""
     stale_at = set(stale)
     yes, no = Keys(log.id, [], []), Keys(log.id, [], [])
     taken: list[int] = []
@@ -160,7 +159,7 @@ def take_singly(state: State, worker: Worker, log: Log, group: ResultGroup, stal
 def outcome_of(
     state: State, batch: AttemptBatch, seq: int, group: ResultGroup, i: int
 ) -> tuple[Outcome | None, Failure | None]:
-    """What this result makes of its item: an outcome, or None when the attempt ended and the item goes on."""
+    """Return the item's outcome, or None if the attempt ended and the item continues."""
     outcome = group.outcome[i] if group.outcome is not None else Outcome.DONE
     failure = group.failures.get(i)
     if failure is not None and outcome is Outcome.DONE:
@@ -180,7 +179,7 @@ def outcome_of(
 
 
 def insert_all(state: State, worker: Worker, log: Log, group: ResultGroup) -> None:
-    """Rows of a group of which every entry is DONE: its columns as they are."""
+    """Insert the rows of a group of which every entry is DONE, by columns."""
     n = len(group.seq)
     nothing = [0] * n
     rows = ResultRows(
@@ -194,7 +193,7 @@ def insert(
     state: State, worker: Worker, log: Log, group: ResultGroup, at: list[int], outcomes: list[Outcome],
     final: dict[int, Failure],
 ) -> None:  # fmt: skip
-    """Rows from the entries `at` of the group."""
+    """Insert rows from the entries `at` of the group."""
 
     def pick(column: list[int] | None) -> list[int]:
         return [0] * len(at) if column is None else [column[i] for i in at]

@@ -1,4 +1,4 @@
-"""Rows that failed for good, as events: the first with each cause, so many of a run, and how many more there were."""
+"""Events about rows that failed for good: the first of each cause, so many of a run, and the number of the rest."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ERROR_MAX = 300
 
 
 def note(state: State, log: Log, rows: ResultRows) -> None:
-    """Of results that are accepted. Those that stand for rows which cannot be used are counted, and known already."""
+    """Report accepted failures. Rows that cannot be used are only counted; they are known already."""
     run = log.run
     for i, failure in rows.failures.items():
         if rows.outcome[i] is not Outcome.FAILED:
@@ -35,7 +35,7 @@ def note(state: State, log: Log, rows: ResultRows) -> None:
 
 
 def tell_rest(state: State, run: Run) -> None:
-    """When the run ends."""
+    """Report the rest when the run ends."""
     if run.failures_untold:
         fields = {"run_id": run.id, "count": run.failures_untold}
         state.step.sends.append(Emit("more_rows_failed", "warning", fields, logged=False))
@@ -43,7 +43,7 @@ def tell_rest(state: State, run: Run) -> None:
 
 
 def _row(state: State, log: Log, seq: int) -> str:
-    """As people count: `43`, and `43.2` for the second child of row 43."""
+    """Return the row number as users write it: `43`, and `43.2` for the second child of row 43."""
     row = str(seq + 1)
     while log.parent is not None:
         row = f"{log.parent.seq + 1}.{row}"

@@ -1,7 +1,7 @@
-"""The policy `skip_rest`: what it counts of a run's root log, and when what has not begun is skipped.
+"""The policy `skip_rest`: counts for a run's root log, and decides when what has not begun is skipped.
 
 It counts results as they are accepted, and failed attempts, so that it need not wait for a result of an item that is
-tried again and again. What it counts is in `Log.progress`, and so in the log's row.
+retried again and again. The counts are in `Log.progress`, and so in the log's row.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from rollout_coordinator.core.transitions import REST, RestState
 _NAMED_MAX = 3
 _CENT = 10_000  # in millionths of a dollar
 WRITTEN_EVERY_MS = 10_000
-"""So much running time at most is forgotten when the coordinator dies."""
+"""Maximum running time in milliseconds that is lost when the coordinator dies."""
 
 
 def skip_rest(log: Log, reason: str) -> None:
-    """From now on what has not begun is skipped."""
+    """Skip what has not begun from now on."""
     REST.move(log.rest, "limit")
     log.progress.rest.why = reason
 
@@ -30,7 +30,7 @@ def skip_rest(log: Log, reason: str) -> None:
 
 
 def count_results(log: Log, rows: ResultRows) -> None:
-    """Accepted results: DONE is good, and so is a failure with none of the codes."""
+    """Count accepted results: DONE is good, and so is a failure with none of the codes."""
     limits = _watched(log)
     if limits is None:
         return
@@ -46,15 +46,15 @@ def count_results(log: Log, rows: ResultRows) -> None:
 
 
 def count_units(log: Log, units_in: int, units_out: int) -> None:
-    """Of the log's own items: children may count something else."""
+    """Count units of the log's own items; children may count in other units."""
     if _watched(log) is not None:
         log.progress.rest.units_in += units_in
         log.progress.rest.units_out += units_out
 
 
 def count_failed(log: Log, before: str, code: str) -> None:
-    """An attempt failed with `code` and its item goes on; the last failure before had the code `before`. An item counts
-    against the run as long as its last failure does."""
+    """Count an attempt that failed with `code` while its item continues; its last failure before had the code `before`.
+    An item counts against the run as long as its last failure does."""
     limits = _watched(log)
     if limits is not None:
         log.progress.rest.again += (code in limits.codes) - (before in limits.codes)
@@ -64,7 +64,7 @@ def count_failed(log: Log, before: str, code: str) -> None:
 
 
 def count_over(log: Log, code: str, n: int) -> None:
-    """`n` items have a result, and are not tried again; their last failed attempt, if one did, had this code."""
+    """Count `n` items that have a result; their last failed attempt, if any, had this code."""
     limits = _watched(log)
     if limits is not None and code in limits.codes:
         log.progress.rest.again -= n
@@ -75,7 +75,7 @@ def count_over(log: Log, code: str, n: int) -> None:
 
 
 def reached(log: Log) -> str:
-    """Which limit the run has reached, for people; empty: none, or one before."""
+    """Return which limit the run has newly reached, for people, or an empty string."""
     limits = _watched(log)
     if limits is None or log.run.state in ENDED or log.rest is RestState.SKIPPED:
         return ""
@@ -105,7 +105,7 @@ def _amount(units: int, name: str) -> str:
 
 
 def tick(state: State) -> None:
-    """Running time goes on, for runs that are limited by it. Called at every scan."""
+    """Add running time to runs that are limited by it. Called at every scan."""
     for run in state.runs.values():
         limits = run.limits
         if limits is None or not limits.wall_ms:

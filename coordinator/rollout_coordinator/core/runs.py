@@ -1,4 +1,4 @@
-"""Runs as a whole: opened, paused, ended, and what becomes of their work then."""
+"""Runs as a whole: opened, paused, ended, and the fate of their work then."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def live(run: Run) -> bool:
 
 
 def open_run(state: State, spec: RunSpec, by: str = "", address: str = "") -> Run:
-    """A run and its empty root log. `by`, from `address`: who submits it, as people know them."""
+    """Open a run with an empty root log. `by`, from `address`, is the submitter, for people."""
     run = make_run(state, spec, RunPhase.RUNNING, state.now.wall_ms)
     run.root = open_log(state, run, None)
     touch_run(state, run)
@@ -51,7 +51,7 @@ def set_priority(run: Run, priority: int) -> None:
 
 
 def intern_spec(state: State, run: Run, spec: ItemSpec) -> SpecInfo:
-    """The run's entry for this spec; a row the first time."""
+    """Return the run's entry for this spec, with a new row the first time."""
     info = run.by_spec.get(spec)
     if info is None:
         info = add_spec(state, run, spec)
@@ -60,7 +60,7 @@ def intern_spec(state: State, run: Run, spec: ItemSpec) -> SpecInfo:
 
 
 def add_spec(state: State, run: Run, spec: ItemSpec) -> SpecInfo:
-    """A new entry, also where another is equal to it since their limits were changed."""
+    """Add an entry, even if another has become equal to it because limits changed."""
     lane = run.lanes.get(spec.lane)
     if lane is None:
         lane = run.lanes[spec.lane] = LaneState(spec.lane, 0)
@@ -80,7 +80,7 @@ def add_spec(state: State, run: Run, spec: ItemSpec) -> SpecInfo:
 
 
 def set_limits(state: State, run: Run, limits: ItemLimits) -> None:
-    """Of the run's own items that have no result. Those that run already are held to them too (`workers.overdue`)."""
+    """Set limits of the run's own items without a result, including those that run (`workers.overdue`)."""
     changed: dict[int, SpecRow] = {}
     for info in run.specs:
         if not info.spec.executor and limits_of(info.spec) != limits:
@@ -97,11 +97,11 @@ def set_limits(state: State, run: Run, limits: ItemLimits) -> None:
 
 
 def end(state: State, run: Run, cause: str, reason: str) -> None:
-    """Complete, fail or kill: what is pending is left in the ledger, what is in flight is cancelled.
+    """Complete, fail or kill a run: what is pending stays in the ledger, what is in flight is cancelled.
 
     No result rows are written for items that never ran; a late result of a cancelled attempt is stale. A run that can
-    be continued keeps its exclusive attempts in flight, as survivors, until their worker says that they are over (or is
-    lost): they would overlap with those of the run that goes on.
+    be resumed keeps its exclusive attempts in flight, as survivors, until their worker says that they are over or is
+    lost: they would overlap with those of the resumed run.
     """
     run.move(cause)
     rates.note_busy(state, run, held=False)
@@ -134,14 +134,14 @@ def end(state: State, run: Run, cause: str, reason: str) -> None:
 
 
 def keep_for_now(state: State, run: Run) -> None:
-    """An ended run is in memory for those who ask for it soon."""
+    """Keep an ended run in memory for callers that ask for it soon."""
     if state.settings.ended_on_disk:
         state.ended.pop(run.id, None)
         state.ended[run.id] = state.now.mono
 
 
 def survivors(state: State, run: Run) -> tuple[tuple[int, int, int, str], ...]:
-    """(log, seq, attempt, worker) of everything that is in flight."""
+    """Return (log, seq, attempt, worker) of everything in flight."""
     return tuple(
         (batch.log.id, seq, batch.attempt, worker.id)
         for worker, held in attempts.of_run(state, run)
@@ -151,7 +151,7 @@ def survivors(state: State, run: Run) -> tuple[tuple[int, int, int, str], ...]:
 
 
 def drop_flight(state: State, run: Run, reason: str, *, all: bool) -> None:
-    """Take every attempt of the run away from its worker; without `all`, the exclusive ones stay in flight."""
+    """Take every attempt of the run from its worker; without `all`, exclusive ones stay in flight."""
     for worker, held in attempts.of_run(state, run):
         attempts.cancel(state, worker, held, reason)
         for batch, seqs in held:
@@ -169,7 +169,7 @@ def drop_flight(state: State, run: Run, reason: str, *, all: bool) -> None:
 
 
 def attempts_over(state: State) -> None:
-    """Runs of which the last attempt in flight ended in this step: nothing survives, and a pause is complete."""
+    """Handle runs whose last attempt in flight ended in this step: nothing survives, and a pause is complete."""
     for run in state.effects.idle.values():
         if run.in_flight or run.waiting:
             continue
@@ -182,7 +182,7 @@ def attempts_over(state: State) -> None:
 
 
 def pause_deadlines(state: State) -> None:
-    """Pauses whose time is up: the run is interrupted, and says which attempts live on."""
+    """Interrupt runs whose pause takes too long, and report the attempts that survive."""
     for run in list(state.runs.values()):
         if run.phase is not RunPhase.PAUSING or not (run.in_flight or run.waiting):
             continue
@@ -203,7 +203,7 @@ def ended(run: Run) -> bool:
 
 
 def forget(state: State, run: Run) -> None:
-    """Out of memory; the ledger has all of it."""
+    """Drop a run from memory; the ledger has all of it."""
     for log in list(run.logs.values()):
         forget_log(state, log)
     del state.runs[run.id]
@@ -211,7 +211,7 @@ def forget(state: State, run: Run) -> None:
 
 
 def forget_ended(state: State) -> None:
-    """Runs that ended, or were asked for, `keep_ended` ago: whoever wants them later has them from the ledger."""
+    """Forget runs that ended, or were asked for, `keep_ended` ago; later callers get them from the ledger."""
     for run_id, since in list(state.ended.items()):
         if state.now.mono - since < state.settings.keep_ended:
             return

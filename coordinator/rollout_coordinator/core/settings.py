@@ -1,12 +1,12 @@
-"""Numbers the core works with. Seconds unless the name says otherwise; defaults are DESIGN's."""
+"""Settings of the core, in seconds unless the name says otherwise."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 QUARANTINED_MAX = 1000
-"""Quarantined incarnations that are remembered, the newest. A host that may buy certificates may buy others: this keeps
-broken programs out, and revocation hostile ones, so it need not be endless."""
+"""Maximum number of quarantined incarnations that are remembered, the newest. A host that may get certificates may get
+others. This keeps broken programs out, and revocation hostile ones, so it need not be unlimited."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
-"""What the core remembers: plain mutable records, the step under construction and the effects of what happened in it.
+"""Memory of the core: plain mutable records, the step under construction, and the effects of its events.
 
-Memory grows with what is in flight and in the window, not with the size of a run: accepted results are ranges, items
-in flight share one `AttemptBatch` per (frame, log, spec), and pending items sit in columnar chunks.
+Memory grows with what is in flight and in the window, not with the size of a run: accepted results are ranges, items in
+flight share one `AttemptBatch` per (frame, log, spec), and pending items are in columnar chunks.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _set: Any = set
 
 
 class History(NamedTuple):
-    """What is known of an item's earlier attempts."""
+    """History of an item's earlier attempts."""
 
     attempts: int = 0  # highest attempt number so far
     failures: int = 0
@@ -65,7 +65,7 @@ class Chunk:
 
 
 class Requirements:
-    """What a worker must have: checked once per worker for all specs of a run that ask the same."""
+    """Requirements on a worker, checked once per worker for all specs of a run with equal ones."""
 
     __slots__ = (
         "executor", "hosted", "key", "labels", "limits", "plugin", "roles", "run_id", "slots", "strict",
@@ -114,7 +114,7 @@ class SpecQueue:
         return False  # keys in a heap are equal where an empty queue from before a kill meets its successor
 
     def head(self) -> int:
-        """The seq of its first item."""
+        """Return the seq of its first item."""
         head = self.chunks[0].seqs[self.chunks[0].pos] if self.chunks else ROOT_RANK
         return min(head, self.retry[0][0]) if self.retry else head
 
@@ -200,14 +200,14 @@ class Log:
         self.held: deque[SubmitItems | SubmitSeal | WorkerSpawn] = deque()  # until these are answered
 
     def move(self, cause: str) -> None:
-        """The only way a log changes its state."""
+        """Change the log's state; the only way to do so."""
         self.state = LOG.move(self.state, cause)
         self.closed = self.state is LogState.CLOSED
         self.rereading = self.state is LogState.REREADING
 
     @property
     def rest(self) -> RestState:
-        """Of a root log; its row says why."""
+        """State of the rest of a root log; its row has the reason."""
         return RestState.SKIPPED if self.progress.rest.why else RestState.TAKEN
 
     @property
@@ -248,7 +248,7 @@ Gate = LaneState | Chain | Log | int
 
 @dataclass(slots=True, eq=False)
 class Homes:
-    """Ready queues again, by the worker that has their prefix and by the cost of their items."""
+    """Ready queues by the worker that has their prefix, and by the cost of their items."""
 
     heaps: dict[str, dict[int, list[Entry]]] = field(default_factory=_dict)  # "": nobody has it
     costs: set[int] = field(default_factory=_set)
@@ -257,10 +257,10 @@ class Homes:
 
 @dataclass(slots=True, eq=False)
 class Index:
-    """A run's queues with pending items. `index.py` alone changes it."""
+    """Queues of a run with pending items. Only `index.py` changes it."""
 
     ready: dict[Requirements, list[Entry]] = field(default_factory=_dict)
-    """Heaps, none of them empty, with a first entry that is right."""
+    """Heaps, none of them empty, whose first entry is exact."""
     homes: dict[Requirements, Homes] = field(default_factory=_dict)  # where items differ in cost or affinity
     waiting: dict[Gate, list[SpecQueue]] = field(default_factory=_dict)
 
@@ -305,13 +305,13 @@ class Run:
     failures_told: set[tuple[str, str]] = field(default_factory=_set)  # causes of which an event was made
     failures_untold: int = 0  # rows that failed besides
     left_at: dict[str, float] = field(default_factory=_dict)
-    """Worker -> when it last ended all that it held of this run (monotonic)."""
+    """Time (monotonic) when a worker last ended all that it held of this run, by worker."""
     progress_note: ProgressNote | None = None  # what an attempt said last
     endless_notes: dict[int, ProgressNote] = field(default_factory=_dict)
-    """By seq, of attempts that go on until the run ends."""
+    """Notes, by seq, of attempts that last until the run ends."""
     holder: Worker | None = None  # the worker that was given items of it last
     samples: deque[tuple[float, int, int]] = field(default_factory=deque[tuple[float, int, int]])
-    """Of `rates`: (monotonic, final items, units out)."""
+    """Samples of `rates`: (monotonic, final items, units out)."""
 
     def __post_init__(self) -> None:
         self.id, self.priority, self.updated_ms = self.spec.run_id, self.spec.priority, self.created_ms
@@ -324,7 +324,7 @@ class Run:
         )  # fmt: skip
 
     def move(self, cause: str) -> None:
-        """The only way a run changes its state. StateError if the table does not list it."""
+        """Change the run's state; the only way to do so. Raises StateError if the table does not list the change."""
         self.phase = RUN.move(self.phase, cause)
         self.state = self.phase.state
         if self.phase is not RunPhase.PAUSING:
@@ -333,7 +333,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class ProgressNote:
-    """What an attempt says of how far it is: worth showing for as long as it is in flight."""
+    """Progress of an attempt, shown while it is in flight."""
 
     batch: AttemptBatch
     seq: int
@@ -382,7 +382,7 @@ class AttemptBatch:
 
 @dataclass(slots=True, eq=False)
 class StartFailure:
-    """Why a worker cannot start an executor for a run. `limits` as of `events.CannotStart`."""
+    """Reason why a worker cannot start an executor for a run. `limits` is that of `events.CannotStart`."""
 
     run_id: str
     executor: str
@@ -407,7 +407,7 @@ class StartFailure:
 
 @dataclass(slots=True, eq=False)
 class Revoke:
-    """Items asked back from a worker, for another that is idle."""
+    """Items requested back from a worker for another that is idle."""
 
     id: int
     thief: str
@@ -467,11 +467,8 @@ class Worker:
 
 
 class Effects:
-    """What happened in this step that modules further up have to act on.
-
-    Whoever makes it happen writes it down here and does no more; `core.py` alone takes the effects off, and hands each
-    kind to the module that it is for, in one fixed order. So calls go down only.
-    """
+    """Effects of this step that modules further up must act on. The module that causes an effect only records it;
+    `core.py` alone takes effects off and passes each kind to its module, in one fixed order. So calls go down only."""
 
     __slots__ = (
         "accepted", "causes", "children", "dispatch", "freed", "idle", "lanes", "left", "limited", "logs", "over",
@@ -496,7 +493,7 @@ class Effects:
         self.lanes: dict[tuple[str, str], LaneState] = {}
 
     def clear(self) -> None:
-        """All were handed up."""
+        """Clear the effects once all were passed up."""
         self.dispatch = self.causes = False
         for effects in (self.accepted, self.limited, self.children, self.freed, self.left, self.window, self.idle):
             effects.clear()
@@ -515,7 +512,7 @@ class Effects:
 
 
 class PendingLoad(NamedTuple):
-    """What an answer from the ledger is for."""
+    """Purpose of an answer from the ledger."""
 
     log: int
     answered: Callable[[Any], None]
@@ -559,12 +556,12 @@ class State:
     parked: dict[str, Worker] = field(default_factory=_dict)  # may be given more, but not of these:
     rested_for: Set[Requirements] = frozenset()
     defer_until: float = NEVER
-    """Monotonic: until then a chain waits for the worker that had its last item, or a retry for another worker."""
+    """Monotonic time until which a chain waits for the worker that had its last item, or a retry for another worker."""
     # of child_items
     reading: dict[int, Log] = field(default_factory=_dict)  # child logs of which a reader may have something to read
     # of runs
     ended: dict[str, float] = field(default_factory=_dict)
-    """Run id -> since when it is of use to nobody but late callers; oldest first."""
+    """Time since which a run is needed only by late callers, by run id; oldest first."""
     # of replay
     opening: dict[str, list[Event]] = field(default_factory=_dict)  # run id -> what waits for the ledger to tell of it
     opened: set[str] = field(default_factory=_set)  # asked for and answered, in this step
@@ -579,7 +576,7 @@ class State:
     def ask(
         self, log: Log, make: Callable[[int], Load], answered: Callable[[Any], None], *, always: bool = False
     ) -> int:
-        """Read from the ledger with the next step; `answered` gets the event that brings the answer."""
+        """Read from the ledger with the next step; `answered` is called with the event that brings the answer."""
         load, self.next_load = self.next_load, self.next_load + 1
         self.questions[load] = PendingLoad(log.id, answered, always)
         self.step.loads.append(make(load))
@@ -591,7 +588,7 @@ def reply(state: State, request: int, value: object = None, error: RolloutError 
 
 
 def touch(state: State, log: Log) -> None:
-    """The log's row changed: it is written at the end of the step."""
+    """Record that the log's row changed and is written at the end of the step."""
     state.effects.logs[log.id] = log
 
 

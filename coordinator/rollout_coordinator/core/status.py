@@ -1,4 +1,4 @@
-"""What the core tells of itself: views for people and gauges for metrics."""
+"""Status of the core: views for people and gauges for metrics."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from rollout_coordinator.core.views import (
 )
 
 BETWEEN_S = 2.0
-"""A worker that ended all it had of a run is on it for so long: the next batch is on its way."""
+"""Seconds for which a worker that ended all its items of a run still counts, because the next batch is in transit."""
 
 
 def run_view(state: State, run: Run, *, with_waits: bool = False) -> RunView:
-    """`with_waits`: looks at every queue of the run and at every worker."""
+    """Return a run's view. `with_waits` visits every queue of the run and every worker."""
     root = run.root
     _, done, failed, cancelled, skipped = root.counts
     logs = run.logs.values()
@@ -62,7 +62,8 @@ def run_view(state: State, run: Run, *, with_waits: bool = False) -> RunView:
 
 
 def _stands(run: Run) -> bool:
-    """What an attempt said last is true until another says something, unless it came to nothing."""
+    """Return whether the last progress of an attempt is still valid; it is until a newer one, unless the attempt
+    failed."""
     told = run.progress_note
     if told is None or not live(run):
         return False
@@ -74,7 +75,8 @@ def _in_flight(told: ProgressNote) -> bool:
 
 
 def works_on(state: State, worker: Worker, run: Run) -> bool:
-    """It is there, and holds something of the run, or did a moment ago: between two batches it is still at it."""
+    """Return whether the worker is connected and holds items of the run, or did a moment ago, as between two
+    batches."""
     if not worker.session:
         return False  # dead, gone, or of an earlier leader's and not back yet: what it holds, nobody works at
     if run.id in worker.by_run:
@@ -84,7 +86,7 @@ def works_on(state: State, worker: Worker, run: Run) -> bool:
 
 
 def run_workers(state: State, run: Run) -> list[RunWorkerView]:
-    """Those that `RunView.workers` counts, the busiest first."""
+    """Return the workers that `RunView.workers` counts, the busiest first."""
     found: list[RunWorkerView] = []
     for worker in state.workers.values():
         if works_on(state, worker, run):
@@ -121,7 +123,7 @@ def held_view(batch: AttemptBatch, seq: int) -> HeldView:
 
 
 def place(log: Log, seq: int) -> tuple[int, ...]:
-    """Of an item, from its run's root log down."""
+    """Return the place of an item, from its run's root log down."""
     path = [seq]
     at: Log | None = log
     while at is not None and at.parent is not None:
@@ -131,7 +133,7 @@ def place(log: Log, seq: int) -> tuple[int, ...]:
 
 
 def in_flight(state: State, log_id: int, seqs: Iterable[int]) -> list[HeldView]:
-    """Those of `seqs` that a worker has."""
+    """Return those of `seqs` that a worker has."""
     log = state.logs.get(log_id)
     if log is None:
         return []
@@ -139,7 +141,7 @@ def in_flight(state: State, log_id: int, seqs: Iterable[int]) -> list[HeldView]:
 
 
 def running(state: State, log_id: int, from_seq: int, limit: int) -> list[int]:
-    """The first seqs from `from_seq` on that run, ascending."""
+    """Return the first running seqs from `from_seq` on, ascending."""
     log = state.logs.get(log_id)
     if log is None:
         return []

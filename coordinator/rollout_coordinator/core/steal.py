@@ -32,7 +32,7 @@ class Offer(NamedTuple):
 
 
 def backlog(worker: Worker) -> int:
-    """What it holds and has not begun. Parents that wait have begun, and are among the running."""
+    """Return the number of items it holds and has not begun. Parents that wait have begun, and count as running."""
     return worker.in_flight - worker.running
 
 
@@ -41,15 +41,15 @@ def most(worker: Worker) -> int:
 
 
 def could_start_more(worker: Worker) -> bool:
-    """It could start more than it has: half its credit is about what it runs at once."""
+    """Return whether it could start more than it has: half its credit is about what it runs at once."""
     if not worker.session or worker.state is not WorkerState.READY or worker.fenced or worker.incoming:
         return False
     return backlog(worker) == 0 and worker.in_flight - worker.waiting < max(1, most(worker) // 2)
 
 
 class VictimSearch:
-    """What victims have to give. There may be hundreds of them, and as many thieves that can run none of it: a victim
-    is looked at once, and a thief asks for kinds of items, not for victims."""
+    """Search for victims. There may be hundreds, and as many thieves that can run none of their items: each victim is
+    visited once, and a thief looks for kinds of items, not for victims."""
 
     def __init__(self, victims: list[Worker]) -> None:
         self._victims = victims  # the first is to be asked first
@@ -58,7 +58,7 @@ class VictimSearch:
         self._useless: set[str] = set()  # kinds of workers that nothing fits
 
     def first_for(self, state: State, thief: Worker) -> Worker | None:
-        """The first victim that has something for this thief."""
+        """Return the first victim with items for this thief."""
         if thief.kind in self._useless:
             return None
         first = len(self._victims)
@@ -83,8 +83,8 @@ class VictimSearch:
 
 
 def seek(state: State) -> None:
-    """Called after dispatch, since whoever is still idle then had nothing pending for it, and at every scan: that a
-    thief has begun what it stole, or that a victim sits on its backlog, is no event that leads to a dispatch."""
+    """Start steals after dispatch, when an idle worker has nothing pending for it, and at every scan. That a thief has
+    begun what it stole, or that a victim keeps its backlog, is no event that leads to a dispatch."""
     thieves = [w for w in state.ready.values() if could_start_more(w)]
     if not thieves:
         return
@@ -104,7 +104,7 @@ def seek(state: State) -> None:
 
 
 def take_back_skipped(state: State) -> None:
-    """Of runs whose rest is skipped, what has not begun at its worker either: it is skipped once it is back."""
+    """Revoke what has not begun at its worker, of runs whose rest is skipped; it is skipped once it is back."""
     skipping = [run for run in state.runs.values() if run.in_flight and run.root.rest is RestState.SKIPPED]
     for run in skipping:
         for worker in state.workers.values():
@@ -119,12 +119,12 @@ def take_back_skipped(state: State) -> None:
 
 
 def may_be_asked(state: State, victim: Worker) -> bool:
-    """It has a stream, and no revoke is under way there."""
+    """Return whether it has a stream and no revoke in progress."""
     return bool(victim.session) and victim.revoke is None
 
 
 def overloaded(state: State, victim: Worker) -> bool:
-    """More than it can start at once; or work that it has sat on for longer than two beats."""
+    """Return whether it has more than it can start at once, or has kept work for longer than two heartbeats."""
     if victim.in_flight - victim.waiting > max(1, most(victim) // 2):
         return True
     # Not the oldest of all: two workers in which parents wait would take a child from each other before it can begin.
@@ -133,7 +133,7 @@ def overloaded(state: State, victim: Worker) -> bool:
 
 
 def may_be_stolen(state: State, batch: AttemptBatch) -> bool:
-    """There is something in it that has not begun, and that another may run."""
+    """Return whether the batch has an item that has not begun and that another worker may run."""
     if batch.log.run.state is not RunState.RUNNING or batch.info.spec.chain:
         return False
     if batch.maybe_started:
@@ -148,7 +148,7 @@ def offer_of(state: State, batch: AttemptBatch) -> Offer:
 
 
 def most_for(state: State, thief: Worker, offer: Offer) -> int:
-    """How many of such items the thief may have."""
+    """Return how many of such items the thief may have."""
     run, requirements, root, avoid_worker = offer
     if avoid_worker == thief.id or not takes(thief, requirements) or (root and parents_full(state, thief, run)):
         return 0
@@ -159,7 +159,7 @@ def most_for(state: State, thief: Worker, offer: Offer) -> int:
 
 
 def items_to_steal(state: State, thief: Worker, victim: Worker) -> Held:
-    """ceil(backlog / 2) unstarted items, at most steal_max, that the thief can run; the newest first."""
+    """Return ceil(backlog / 2) unstarted items, at most steal_max, that the thief can run; the newest first."""
     want = min(-(-backlog(victim) // 2), state.settings.steal_max)
     out: Held = []
     for batch in reversed(list(victim.batches.values())):
@@ -175,7 +175,7 @@ def items_to_steal(state: State, thief: Worker, victim: Worker) -> Held:
 
 
 def confirm(state: State, event: WorkerConfirm) -> None:
-    """What was given up is pending again, also when the revoke is not remembered: it will never start there."""
+    """Make returned items pending, even if the revoke is not remembered: they will never start there."""
     victim = worker_of_session(state, event.session)
     if victim is None:
         return

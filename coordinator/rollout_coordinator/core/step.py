@@ -1,9 +1,8 @@
-"""What a step of the core asks of its caller, whose duties are, in this order:
+"""Result of a core step. Its caller has these duties, in order:
 
-1. `writes`: commit all of them in one fenced ledger transaction. If that fails, discard the core and replay.
-2. `sends`: only after that, deliver them, in order.
-3. `loads`: read from the ledger and hand the answer back as an event.
-4. `wake_at`: send a Tick no later than this.
+1. `writes`: commit all of them in one fenced ledger transaction. If that fails, discard the core and replay. 2.
+`sends`: only after that, deliver them, in order. 3. `loads`: read from the ledger and return the answer as an event. 4.
+`wake_at`: send a Tick no later than this.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _list: Any = list
 
 @dataclass(slots=True)
 class RunRow:
-    """Upserted whole; rare."""
+    """Row of a run; upserted whole, rarely."""
 
     spec: RunSpec
     state: RunState
@@ -86,7 +85,7 @@ class SpecRow:
 
 @dataclass(slots=True)
 class ItemRows:
-    """Inserted, contiguous from `first_seq`."""
+    """Rows to insert, contiguous from `first_seq`."""
 
     log: int
     first_seq: int
@@ -97,7 +96,8 @@ class ItemRows:
 
 @dataclass(slots=True)
 class ResultRows:
-    """Inserted; (log, seq) is the once-only guard: a duplicate is a fault of the core and fails the transaction."""
+    """Rows to insert; (log, seq) is the once-only guard: a duplicate is a fault of the core and fails the
+    transaction."""
 
     log: int
     seq: list[int]
@@ -117,7 +117,7 @@ class ResultRows:
 
 @dataclass(slots=True)
 class AssignmentRow:
-    """A batch given to a worker in one frame: one row, whatever its size."""
+    """Batch assigned to a worker in one frame: one row, whatever its size."""
 
     batch: int
     worker: str
@@ -126,7 +126,7 @@ class AssignmentRow:
 
 
 class Evidence(NamedTuple):
-    """What an attempt that failed left behind, as a result would have it."""
+    """What a failed attempt left behind, in the form of a result."""
 
     data: Blob = b""
     keeps: tuple[bytes, ...] = ()  # objects that `data` names
@@ -142,7 +142,7 @@ NO_EVIDENCE = Evidence()
 
 @dataclass(slots=True)
 class AttemptRow:
-    """How an attempt ended that did not end its item; evidence, and the counters of retries."""
+    """End of an attempt that did not end its item; evidence, and the counters of retries."""
 
     log: int
     seq: int
@@ -169,11 +169,11 @@ class WorkerRow:
 
 
 HELD = -1
-"""In the place of the attempt that named an object: a parent keeps it for its children, whichever attempt does."""
+"""In place of the attempt that named an object: a parent keeps it for its children, whichever attempt it is."""
 
 
 class HeldRow(NamedTuple):
-    """An object that the parent (log, seq) keeps for its children; `worker` stored it."""
+    """Object that the parent (log, seq) keeps for its children; `worker` stored it."""
 
     log: int
     seq: int
@@ -196,12 +196,12 @@ class Writes:
     prune: list[tuple[int, int, int]] = field(default_factory=_list)
     """(log, seq, pruned position): accepted results that became skipped_pruned; their outcome changes to SKIPPED."""
     released: list[tuple[int, int]] = field(default_factory=_list)
-    """(log, seq) of results whose objects are kept no longer."""
+    """(log, seq) of results whose objects are released."""
     released_attempts: list[tuple[int, int, int]] = field(default_factory=_list)
-    """(log, seq, attempt): what that attempt left is kept no longer."""
+    """(log, seq, attempt) of attempts whose evidence is released."""
     held: list[HeldRow] = field(default_factory=_list)
     released_held: list[tuple[int, int, bytes]] = field(default_factory=_list)
-    """(log, seq, object) of a parent that needs it no longer."""
+    """(log, seq, object) of a parent that no longer needs it."""
     deleted_runs: list[str] = field(default_factory=_list)
 
     def __bool__(self) -> bool:
@@ -279,7 +279,7 @@ class SendPause:
 
 @dataclass(slots=True)
 class SendResume:
-    """A waiting parent may run on."""
+    """Resume a waiting parent."""
 
     session: str
     parent: Key
@@ -329,27 +329,27 @@ class Reply:
 
 @dataclass(slots=True)
 class RunMoved:
-    """The commit log or the state of a run moved: wake its watchers."""
+    """The commit log or the state of a run changed: wake its watchers."""
 
     run_id: str
 
 
 @dataclass(slots=True)
 class RunConfigured:
-    """The run has another configuration: workers get it with the next of its items."""
+    """The run has a new configuration, which workers get with its next items."""
 
     run_id: str
 
 
 @dataclass(slots=True)
 class Emit:
-    """A log event, by a name of rollout.model.events."""
+    """A log event, named in rollout.model.events."""
 
     event: str
     level: str
     fields: dict[str, Any]
     logged: bool = True
-    """Else it is only kept, for `rollout events`."""
+    """Whether it is logged; otherwise it is only stored, for `rollout events`."""
 
 
 Send = (
@@ -372,7 +372,7 @@ class SubmitReply:
 
 @dataclass(slots=True)
 class LoadPending:
-    """Rows of `log` from `from_seq` that have no result, up to `limit` rows or `max_bytes`; answered by Loaded."""
+    """Load rows of `log` from `from_seq` without a result, up to `limit` rows or `max_bytes`; answered by Loaded."""
 
     load_id: int
     log: int
@@ -383,7 +383,7 @@ class LoadPending:
 
 @dataclass(slots=True)
 class LoadItems:
-    """These rows (re-pended ones, whose payload memory was given up on assignment); answered by Loaded."""
+    """Load rows that are pending again, whose payloads were dropped on assignment; answered by Loaded."""
 
     load_id: int
     log: int
@@ -400,7 +400,7 @@ class LoadIds:
 
 @dataclass(slots=True)
 class LoadResults:
-    """Results of `log` with seq in [first_seq, first_seq + limit), in seq order; answered by ResultsLoaded."""
+    """Load results of `log` with seq in [first_seq, first_seq + limit), in order; answered by ResultsLoaded."""
 
     load_id: int
     log: int
@@ -411,7 +411,7 @@ class LoadResults:
 
 @dataclass(slots=True)
 class LoadRun:
-    """An ended run that this core does not remember; answered by RunLoaded. Asked only with settings.ended_on_disk."""
+    """Load an ended run that this core does not remember; answered by RunLoaded. Only with settings.ended_on_disk."""
 
     load_id: int
     run_id: str
@@ -447,7 +447,7 @@ class OpenAttempt:
 
 @dataclass(slots=True)
 class Snapshot:
-    """Everything non-terminal, and nothing else: ended runs are left on disk."""
+    """Everything that has not ended; ended runs are left on disk."""
 
     runs: list[RunRow] = field(default_factory=list[RunRow])
     logs: list[LogRow] = field(default_factory=list[LogRow])
@@ -456,7 +456,7 @@ class Snapshot:
     workers: list[WorkerRow] = field(default_factory=list[WorkerRow])
     open_attempts: list[OpenAttempt] = field(default_factory=list[OpenAttempt])
     accepted: dict[int, list[tuple[int, int]]] = field(default_factory=dict[int, list[tuple[int, int]]])
-    """By log: ranges [first, last] of seqs at or after the cursor that have a result (schedule order)."""
+    """Ranges [first, last] of seqs at or after the cursor that have a result, by log (schedule order)."""
     won: list[tuple[int, int, int]] = field(default_factory=list[tuple[int, int, int]])
     """(log, spec, seq): the first committed item of the spec that is done, in logs of runs that know groups."""
     next_log: int = 1

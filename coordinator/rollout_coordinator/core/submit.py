@@ -1,4 +1,4 @@
-"""Submitting: idempotent by (run, seq, id). What is answered is durable once the step is committed."""
+"""Submission, idempotent by (run, seq, id). What is answered is durable once the step is committed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EXECUTOR = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}(:[A-Za-z0-9_.-]{1,99})?
 
 
 def answer(run: Run, end: int | None = None) -> SubmitReply:
-    """`end`: of the items that were submitted: those behind may be another submitter's."""
+    """Return the reply. `end` is that of the submitted items; later ones may be another submitter's."""
     durable = run.root.submitted if end is None else min(run.root.submitted, end)
     return SubmitReply(run.id, durable, run.root.sealed, run.state, run.root.id)
 
@@ -51,7 +51,7 @@ def open_submit(state: State, event: SubmitOpen) -> None:
 
 
 def differences(old: RunSpec, new: RunSpec) -> list[str]:
-    """Dotted names of what differs; empty when the two mean the same run. Priority and labels may differ."""
+    """Return dotted names of what differs, empty if both mean the same run. Priority and labels may differ."""
     out = [
         name
         for name in ("workload", "name", "order", "max_in_flight", "lanes", "policies", "one_worker")
@@ -98,7 +98,7 @@ def submit_items(state: State, event: SubmitItems) -> None:
 
 
 def refusal(state: State, run: Run) -> RolloutError | None:
-    """Why the run takes no new items, or None."""
+    """Return why the run accepts no new items, or None."""
     if run.root.sealed:
         return ConflictError(f"run {run.id} is sealed with {run.root.submitted} items; start a new run for more")
     if runs.ended(run):
@@ -111,7 +111,7 @@ def add_items(
     spec_index: list[int] | None, done: Callable[[RolloutError | None], None],
     open_for: Callable[[], RolloutError | None],
 ) -> None:  # fmt: skip
-    """Append what is new, compare what is there; `done` is called once, maybe in a later step."""
+    """Append what is new and compare what exists; `done` is called once, maybe in a later step."""
     n = len(ids)
     if n != len(payloads) or (n and not specs) or (spec_index is not None and len(spec_index) != n):
         done(InputError("an item batch needs one payload and one spec per id"))
@@ -162,7 +162,7 @@ def append(
     state: State, log: Log, ids: list[bytes], payloads: list[Blob], specs: tuple[ItemSpec, ...],
     spec_index: list[int] | None,
 ) -> None:  # fmt: skip
-    """New rows at the end of the log, and into the window if it has room and its end is the log's end."""
+    """Append rows to the log, and to the window if it has room and ends at the log's end."""
     run, first, n = log.run, log.submitted, len(ids)
     infos = [runs.intern_spec(state, run, spec).index for spec in specs]
     spec_of = [infos[0]] * n if spec_index is None else [infos[i] for i in spec_index]
@@ -221,7 +221,7 @@ def seal(state: State, event: SubmitSeal) -> None:
 
 
 def serve_appends(state: State, run: Run) -> None:
-    """Copy the items that an `append` policy asked for to the end of the sealed log. The ledger has their payloads."""
+    """Append copies of items that an `append` policy asked for to the sealed log. The ledger has their payloads."""
     root = run.root
     queue = root.progress.append
     if not queue or not root.sealed or root.appending or run.state is not RunState.RUNNING:

@@ -28,7 +28,7 @@ class Table(Generic[S]):
         self.rows = dict(rows)
 
     def move(self, state: S, cause: str) -> S:
-        """The state that `cause` leads to. StateError if the table does not list it."""
+        """Return the state that `cause` leads to. Raises StateError if the table does not list it."""
         after = self.rows.get((state, cause))
         if after is None:
             allowed = ", ".join(c for s, c in self.rows if s is state) or "nothing"
@@ -74,7 +74,7 @@ ITEM: Table[ItemState] = Table(
 
 
 class RunPhase(StrEnum):
-    """`RunState`, and `pausing`: attempts have not stopped yet. To others such a run is paused."""
+    """`RunState`, and `pausing`: attempts have not stopped yet. Outside the core such a run is paused."""
 
     RUNNING = "running"
     PAUSING = "pausing"
@@ -120,8 +120,8 @@ RUN: Table[RunPhase] = Table(
 
 
 class LogState(StrEnum):
-    """Of the items of a run, or of the children of an item. `rereading`: outcomes of accepted results are on their way
-    from the ledger, and the cursor waits for them. `closed`: nothing of it will run any more."""
+    """State of a run's items, or of an item's children. `rereading`: outcomes of accepted results are being read from
+    the ledger, and the cursor waits for them. `closed`: none of the items will run any more."""
 
     OPEN = "open"
     REREADING = "rereading"
@@ -145,7 +145,7 @@ LOG: Table[LogState] = Table(
 
 
 class RestState(StrEnum):
-    """Of a run's own items that have not begun, where the policy `skip_rest` limits it."""
+    """State of a run's own items that have not begun, if the policy `skip_rest` limits it."""
 
     TAKEN = "taken"
     SKIPPED = "skipped"

@@ -1,4 +1,4 @@
-"""What the core and the ledger tell of runs and workers; the service turns these into wire messages."""
+"""Views of runs and workers by the core and the ledger, which the service turns into messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class LaneView:
 
 @dataclass(slots=True)
 class WaitView:
-    """Pending items of a run that wait for one and the same thing."""
+    """Pending items of a run that wait for the same thing."""
 
     reason: str  # stable: executor | requirements | resources | credit | caps | chain | not_before | no_workers
     message: str  # for people
@@ -31,7 +31,7 @@ class WaitView:
 
 @dataclass(slots=True)
 class CauseView:
-    """Why workers cannot start what a run needs; alike on all of `workers`."""
+    """Reason why workers cannot start what a run needs, the same on all of `workers`."""
 
     run_id: str
     executor: str
@@ -89,7 +89,7 @@ class RunView:
 
 @dataclass(slots=True)
 class RunWorkerView:
-    """A worker, by what it has of one run."""
+    """A worker with its items of one run."""
 
     incarnation: str
     host: str
@@ -99,8 +99,8 @@ class RunWorkerView:
 
 @dataclass(slots=True)
 class HeldView:
-    """An attempt in flight. `place`: seq in the root log, then the ordinal of the child, and so on. `began_ms`: since
-    when it runs, Unix milliseconds; 0: it waits at its worker. `note`: what it said last of how far it is."""
+    """An attempt in flight. `place` is the seq in the root log, then the ordinal of the child, and so on. `began_ms` is
+    its start in Unix milliseconds, 0 while it waits at its worker. `note` is its last progress."""
 
     run_id: str
     place: tuple[int, ...]
@@ -112,7 +112,7 @@ class HeldView:
 
 @dataclass(slots=True)
 class WorkerRunView:
-    """A run, by what one worker has of it."""
+    """A run with its items on one worker."""
 
     run_id: str
     name: str
@@ -123,7 +123,7 @@ class WorkerRunView:
 
 @dataclass(slots=True)
 class WorkerDetail:
-    """What a worker has in hand: by run, and some of the attempts, those that run first."""
+    """Work of a worker by run, and some of its attempts, running ones first."""
 
     runs: list[WorkerRunView]
     held: list[HeldView]

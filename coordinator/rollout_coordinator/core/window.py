@@ -1,7 +1,7 @@
-"""The bounded window of pending items over the ledger.
+"""Bounded window of pending items over the ledger.
 
 Fresh items go straight into memory while there is room and nothing before them is in the ledger only; the rest are
-counted and read back by LoadPending. Items that are pending again had their payloads given up, and come back by
+counted and read back by LoadPending. Items that are pending again had their payloads dropped, and come back by
 LoadItems.
 """
 
@@ -32,7 +32,7 @@ def free_rows(state: State, log: Log) -> int:
 
 
 def refill(state: State, log: Log) -> None:
-    """Ask the ledger for more, if the window wants it."""
+    """Load more from the ledger if the window wants it."""
     run = log.run
     if log.closed or not run.specs or run.state is not RunState.RUNNING:
         return
@@ -59,13 +59,13 @@ def refill(state: State, log: Log) -> None:
 
 
 def all_blocked(log: Log) -> bool:
-    """Everything in the window waits for a lane or a chain: only rows beyond it could run."""
+    """Return whether everything in the window waits for a lane or a chain, so that only later rows could run."""
     heaps = log.run.index.ready.values()
     return log.window > 0 and not any(entry[-1].log is log for heap in heaps for entry in heap)
 
 
 def starves(state: State, log: Log) -> bool:
-    """A worker idles that could take items of the run, and none of those in the window."""
+    """Return whether an idle worker could take items of the run, but none of those in the window."""
     every = log.run.requirements.values()
     if len(every) < 2 or log.window_bytes >= state.settings.window_bytes:
         return False
@@ -77,7 +77,7 @@ def starves(state: State, log: Log) -> bool:
 
 
 def returned_loaded(state: State, log: Log, event: Loaded) -> None:
-    """Items that are pending again."""
+    """Add items that are pending again."""
     for item in event.items:
         history = log.loading_returned.pop(item.seq, None)
         if history is not None and item.seq not in log.flight and not is_accepted(log, item.seq):
@@ -86,7 +86,7 @@ def returned_loaded(state: State, log: Log, event: Loaded) -> None:
 
 
 def pending_loaded(state: State, log: Log, event: Loaded, submitted: int) -> None:
-    """The next rows of the log. `submitted`: how many it had when they were asked for."""
+    """Add the next rows of the log. `submitted` is the number it had when they were requested."""
     if log.loading != event.load_id:
         return
     log.loading = 0
@@ -115,13 +115,13 @@ def pending_loaded(state: State, log: Log, event: Loaded, submitted: int) -> Non
 
 
 def not_before(state: State, item: PendingItem) -> float:
-    """When a row that is read may be tried again. It has a time of the wall clock, which may have jumped since (or was
-    another host's): it never waits for longer than its delay was."""
+    """Return when a loaded row may be retried. The row has a time of the wall clock, which may have jumped since or be
+    another host's; so it never waits for longer than its delay."""
     return state.now.mono + min(max(0, item.not_before_ms - state.now.wall_ms), item.delay_ms) / 1000
 
 
 def place(state: State, log: Log, spec: int, seqs: list[int], ids: list[bytes], payloads: list[Blob]) -> None:
-    """Items never tried before, into the window, unless a policy already decided about them."""
+    """Add items never tried before to the window, unless a policy already decided about them."""
     if log.closed:
         return
     verdict = verdict_on(log, spec)
@@ -132,7 +132,7 @@ def place(state: State, log: Log, spec: int, seqs: list[int], ids: list[bytes], 
 
 
 def admit(state: State, log: Log, item: PendingItem, history: History) -> None:
-    """An item that was tried before, into the window, unless a policy already decided about it."""
+    """Add an item that was tried before to the window, unless a policy already decided about it."""
     if log.closed:
         return
     verdict = verdict_on(log, item.spec)

@@ -1,10 +1,10 @@
 """Workers as the coordinator knows them: alive, draining, silent, gone, quarantined.
 
-One mechanism finds the dead: a deadline, moved by every frame that was read. Its passing emits `worker_failed` and
-re-pends the work in the same step.
+One mechanism detects a dead worker: a deadline that every received frame postpones. When it passes, `worker_failed` is
+emitted and the work is pending again in the same step.
 
-An exclusive attempt of a worker that is not believed any more stays in flight until its process has surely fenced
-itself. It does once nothing moves its fence: Work refuses its Hello, and no beat is answered (`quarantine_error`). So
+An exclusive attempt of a worker that is no longer trusted stays in flight until its process has surely fenced itself.
+It does once nothing postpones its fence: Work refuses its Hello, and no heartbeat is answered (`quarantine_error`). So
 its deadline is that of a silent worker, after which `scan` takes back what is left.
 """
 
@@ -37,7 +37,7 @@ ALIVE = frozenset({WorkerState.JOINING, WorkerState.READY, WorkerState.DRAINING}
 LEFT = frozenset({WorkerState.QUARANTINED, WorkerState.GONE})
 UNKNOWN = Inventory(capacity=())
 ANY_HOST = "?"
-"""Of a worker that only its open attempts speak of: its row has ended. Its Hello says where it lives."""
+"""Host of a worker that only its open attempts mention: its row has ended, and its Hello says where it lives."""
 NOTE_MAX = 1000  # characters
 FIGURES_MAX = 4096  # bytes
 
@@ -45,12 +45,13 @@ FIGURES_MAX = 4096  # bytes
 
 
 def move(worker: Worker, cause: str) -> None:
-    """The only way a worker changes its state. StateError if the table does not list it."""
+    """Change the worker's state; the only way to do so. Raises StateError if the table does not list the change."""
     worker.state = WORKER.move(worker.state, cause)
 
 
 def worker_of_session(state: State, session: str) -> Worker | None:
-    """The worker whose newest session this is, which is alive by that; None for frames of older ones, to be ignored."""
+    """Return the worker whose newest session this is, which is thereby alive; None for older sessions, to be
+    ignored."""
     worker = state.sessions.get(session)
     if worker is not None:
         extend_deadline(state, worker, state.now.mono)
@@ -63,7 +64,8 @@ def extend_deadline(state: State, worker: Worker, read_at: float) -> None:
 
 
 def named(worker: Worker) -> dict[str, str]:
-    """Fields that tell people which worker it is. Its machine's name comes with its Hello, until then its id stands."""
+    """Return fields that name the worker for people. Its host's name comes with its Hello; until then its id is
+    used."""
     name = worker.inventory.host or (short(worker.host_id) if worker.host_id != ANY_HOST else "")
     return {"worker": worker.id, "host": worker.host_id, "host_name": name, "address": worker.address}
 
@@ -76,7 +78,7 @@ def join(state: State, incarnation: str, host_id: str) -> Worker:
 
 
 def on_another_host(state: State, worker: Worker, host_id: str) -> bool:
-    """Somebody on another host speaks in its name."""
+    """Return whether a process on another host uses its id."""
     return worker.host_id not in (host_id, ANY_HOST)
 
 
@@ -120,7 +122,7 @@ def credit(state: State, event: WorkerCredit) -> None:
 
 
 def progress(state: State, event: WorkerProgress) -> None:
-    """In memory only: it is shown, and nothing depends on it."""
+    """Keep progress in memory: it is shown, and nothing depends on it."""
     worker = worker_of_session(state, event.session)
     if worker is None:
         return
@@ -139,7 +141,7 @@ def progress(state: State, event: WorkerProgress) -> None:
 
 
 def gone(state: State, event: WorkerGone) -> None:
-    """The stream broke; the deadline decides."""
+    """Handle a broken stream; the deadline decides."""
     worker = state.sessions.pop(event.session, None)
     if worker is not None:
         worker.session = ""
@@ -195,7 +197,7 @@ def drain(state: State, worker: Worker, reason: str, by: str = "") -> None:
 
 
 def allow_for_stall(state: State) -> None:
-    """Our own stall (a slow fsync, a stopped process) is nobody's silence: it moves every deadline."""
+    """Postpone every deadline by our own stall (a slow fsync, a stopped process), which is no worker's silence."""
     if state.last_mono is not None:
         stall = state.now.mono - state.last_mono - state.settings.heartbeat_interval
         if stall > 0:
@@ -205,7 +207,7 @@ def allow_for_stall(state: State) -> None:
 
 
 def scan(state: State) -> bool:
-    """Find the silent, every half interval. False if it is not time yet."""
+    """Find silent workers, every half interval. Returns False if it is not time yet."""
     now, settings = state.now.mono, state.settings
     tick = settings.heartbeat_interval / 2
     state.wake_by(now + tick)
@@ -248,10 +250,10 @@ def failed(state: State, worker: Worker, late: float) -> None:
 
 
 def overdue(state: State) -> None:
-    """Backstop for attempts whose worker does not enforce their timeout: 2 x timeout + orphan_grace. A limit that came
-    after the attempt had gone to its worker is kept here.
+    """End attempts whose worker does not enforce their timeout, after 2 x timeout + orphan_grace.
 
-    Whoever keeps an exclusive attempt for so long may keep it for longer: its item waits for the worker's fence.
+    A limit that was set after the assignment is enforced here. An exclusive attempt may last longer: its item waits for
+    the worker's fence.
     """
     for batch in list(state.timed.values()):
         spec = batch.info.spec
@@ -295,7 +297,7 @@ def leave(state: State, worker: Worker, cause: str, reason: str) -> None:
 
 
 def forget_revoke(state: State, worker: Worker) -> None:
-    """The revoke under way will not be answered any more (or was)."""
+    """Forget the revoke in progress, which was answered or never will be."""
     revoke, worker.revoke = worker.revoke, None
     if revoke is not None:
         thief = state.workers.get(revoke.thief)
@@ -304,8 +306,8 @@ def forget_revoke(state: State, worker: Worker) -> None:
 
 
 def quarantine(state: State, worker: Worker, error: RolloutError) -> None:
-    """It broke the protocol: no more work for this incarnation, and what it held goes to others. What is exclusive
-    goes when it is over there."""
+    """Quarantine a worker that broke the protocol: this incarnation gets no more work, and what it held goes to others.
+    Exclusive attempts go to others when they are over there."""
     session = worker.session
     leave(state, worker, "fault", error.message)
     extend_deadline(state, worker, state.now.mono)  # an answer may have gone out until now
@@ -325,12 +327,12 @@ def exclusive(batch: AttemptBatch, seq: int) -> bool:
 
 
 def may_run_on(batch: AttemptBatch, seq: int) -> bool:
-    """Of a worker that said Goodbye: one that it could not stop in time. Those that it began it told of before."""
+    """Return whether a worker that said Goodbye may still run it; such a worker reported every start before."""
     return batch.info.spec.exclusive and (seq in batch.started or batch.maybe_started)
 
 
 def quarantine_error(state: State, incarnation: str) -> RolloutError | None:
-    """Why nothing of this worker's is acknowledged; None for an honest one."""
+    """Return why nothing of a quarantined worker is acknowledged, else None."""
     worker = state.workers.get(incarnation)
     if worker is None or worker.state is not WorkerState.QUARANTINED:
         return None
