@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from acceptance_cli import ROLLOUT, Cli
+from job_rig import trials, write_job, write_task
 from rollout_worker.sandboxes.conformance import CASES
 
 SAMPLE = Path(__file__).parent / "sample_provider"
@@ -45,3 +47,17 @@ def test_its_settings_are_checked(installed: dict[str, str], tmp_path: Path) -> 
     done = subprocess.run([*command, "--config", '{"max": 1}'], env=installed, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert "provider_config.max: " in done.stderr
+
+
+def test_a_job_names_it_by_its_entry_point(installed: dict[str, str], tmp_path: Path) -> None:
+    """The sandbox is refused for what the provider says of itself, so the trial reached it."""
+    write_task(tmp_path / "tasks/one", dockerfile="FROM python:3.12-slim\n")
+    environment = {"type": "directories", "provider_config": {}}
+    job = write_job(Cli(tmp_path), environment=environment, datasets=[{"path": "tasks"}])
+    command = [ROLLOUT, "job", "run", job]
+    without = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert without.returncode == 2 and "environment.type: " in without.stderr
+    subprocess.run(command, env=installed, cwd=tmp_path, capture_output=True, timeout=100)
+    [(_, trial)] = trials(tmp_path / "jobs/job")
+    error = trial.result["error"]
+    assert error["type"] == "environment_start_failed" and "nothing is isolated" in error["message"]

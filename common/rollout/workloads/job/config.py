@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
@@ -37,7 +38,10 @@ from rollout.workloads.job.task_toml import Tpu
 from rollout.workloads.job.templates import check_variables
 
 HARBOR_REGISTRY = "https://raw.githubusercontent.com/laude-institute/harbor/main/registry.json"
+SANDBOXES = "rollout.sandboxes"
+"""Entry point group of sandbox providers."""
 PROVIDERS = ("process", "bubblewrap", "docker", "podman", "kubernetes", "modal", "command")
+"""Built-in ones."""
 _PROVIDER_ALIASES = {"k8s": "kubernetes", "bwrap": "bubblewrap"}
 _IMPORT_PATH = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
 Timeout = Annotated[float, Field(ge=0, le=30 * 86400)]
@@ -116,12 +120,15 @@ def _error_types(name: str) -> tuple[str, ...]:
 
 
 def provider_name(value: str, aliases: Mapping[str, str]) -> str:
-    """Return the sandbox provider with that name or alias. Raises ValueError."""
+    """Return the sandbox provider with that name or alias: built in, installed, or module:Class. Raises ValueError."""
     name = aliases.get(value, value)
     if name in PROVIDERS or ":" in name:
         return name
-    near = get_close_matches(value, [*PROVIDERS, *aliases], n=1)
-    hint = f'did you mean "{near[0]}"?' if near else f"known are {', '.join(PROVIDERS)}, and module:Class"
+    known = list(dict.fromkeys((*PROVIDERS, *sorted(entry_points(group=SANDBOXES).names))))
+    if name in known:
+        return name
+    near = get_close_matches(value, [*known, *aliases], n=1)
+    hint = f'did you mean "{near[0]}"?' if near else f"known are {', '.join(known)}, and module:Class"
     raise ValueError(f'there is no provider "{value[:40]}"; {hint}')
 
 

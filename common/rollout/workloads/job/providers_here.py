@@ -14,10 +14,9 @@ from typing import Any
 from rollout.config.adapters import load_adapter
 from rollout.model.errors import ConfigError, RolloutError
 from rollout.model.problems import faults_of
-from rollout.workloads.job.config import EnvironmentSection
+from rollout.workloads.job.config import SANDBOXES, EnvironmentSection
 from rollout.workloads.job.network import NetworkMode
 
-_GROUP = "rollout.sandboxes"
 _KEY = "provider_config"
 _OF_ENGINES = ("docker", "podman")
 _LOCAL = ("process", "bubblewrap")
@@ -120,4 +119,4 @@ async def _open(name: str, state: Path, config: dict[str, Any]) -> Any:
 
 
 def _made(name: str, state: Path, config: dict[str, Any]) -> Any:
-    return load_adapter(_GROUP, name, "environment.type")(state, config)
+    return load_adapter(SANDBOXES, name, "environment.type")(state, config)
