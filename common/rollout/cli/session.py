@@ -1,7 +1,7 @@
 """One invocation of a workload's command, from its settings to its files.
 
-The same for every workload: a cluster that is named, or one on this machine for as long as the command runs; resume;
-submitting and collecting at the same time; progress; interrupts; exit codes.
+Common to all workloads: a named cluster, or one on this machine for as long as the command runs; resume; concurrent
+submission and collection; progress; interrupts; exit codes.
 """
 
 from __future__ import annotations
@@ -71,9 +71,10 @@ T = TypeVar("T")
 def run_workload(
     workload: Workload[Any, Any], settings: BaseModel, options: Options, display: Display | None = None
 ) -> int:
-    """The exit code. ConfigError and InputError, with all faults, before anything is started or written.
+    """Run a workload and return the exit code. `display` replaces the one for standard output.
 
-    `display`: in place of the one for standard output."""
+    Raises ConfigError and InputError, with all faults, before anything is started or written.
+    """
     name = options.name or getattr(getattr(settings, "run", None), "name", "")
     if name.startswith("@"):
         raise ConfigError(f"--name: {name!r} begins with @, which stands for other things: choose another")
@@ -112,7 +113,7 @@ def _refuse_what_does_not_go_together(work: Work) -> None:
 
 
 class Invocation:
-    """What it learns on the way is kept here, for the message when it is interrupted."""
+    """State of the invocation, kept for the message if it is interrupted."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
@@ -134,7 +135,7 @@ class Invocation:
     # ---- from beginning to end
 
     async def run(self) -> int:
-        """The exit code."""
+        """Run and return the exit code."""
         interrupts = Interrupts(self._at_once, self._end_gently)
         interrupts.install()
         try:
@@ -152,8 +153,8 @@ class Invocation:
                 return await (self._go() if self._followed is None else self._follow_input(self._followed))
 
     async def _follow_input(self, followed: FollowedInput) -> int:
-        """A run for what is there, and one more for what has come meanwhile, until it is told to end, nothing came for
-        long, or a run fails."""
+        """Run what is there, and another run for what came meanwhile, until told to end, an idle time passes, or a run
+        fails."""
         code = OK
         while await followed.goes_on():
             before = self._run
@@ -166,7 +167,7 @@ class Invocation:
         return code
 
     async def _go(self) -> int:
-        """One run; and another, of the rows that were added to its input, where those wait for its end."""
+        """Run once, and once more for rows added to the input that wait for the end of the first."""
         self._extends = False
         code = await self._in_directory()
         if self._extends and self._is_complete():
@@ -175,7 +176,7 @@ class Invocation:
         return code
 
     async def _in_directory(self) -> int:
-        """What is to be done about the run of the output directory."""
+        """Decide what to do with the output directory's run, and do it."""
         self._began = asyncio.get_running_loop().time()
         known, checked = await MeantRun(self._work, self._output).find()
         self._known = known or ""
@@ -203,14 +204,14 @@ class Invocation:
 
     @property
     def _is_ending(self) -> bool:
-        """No further row of an input that is followed is taken."""
+        """Whether no further row of a followed input is accepted."""
         return self._followed is not None and self._followed.ending
 
     # ---- which way to go on
 
     async def _complete_config(self, known: str | None, checked: Checked) -> JsonObject | None:
-        """The configuration of the run in the directory, where it is known; what depends on that, and on other runs,
-        is in that of `checked` then. ConfigError, NotFoundError."""
+        """Return the configuration of the directory's run if it is known, and complete that of `checked`, which depends
+        on it and on other runs. Raises ConfigError and NotFoundError."""
         stored = self._output.stored_config
         await name_trees(checked.config, [one for one in checked.trees if one.always], self._display.step)
         if known is None:
@@ -222,7 +223,7 @@ class Invocation:
         return stored
 
     async def _go_on(self, known: str, stored: JsonObject, checked: Checked) -> int:
-        """The run of the directory goes on, another one follows it, or it is complete."""
+        """Resume the directory's run, follow it with another, or finish its files if it is complete."""
         workload, output, options = self._workload, self._output, self._options
         kept: list[str] = []
         if not checked.follows:
@@ -245,7 +246,7 @@ class Invocation:
         return await self._start(known, stored, checked)
 
     async def _extend(self, known: str, stored: JsonObject, checked: Checked, added: int) -> int:
-        """Run the rows that were added to the input: at once where the run before is complete, else once it is."""
+        """Run the rows that were added to the input: at once if the run before is complete, else after it."""
         before = before_rows_were_added(self._workload, stored, checked)
         await asyncio.to_thread(compare, self._workload, self._output, stored, before)
         summary = await self._finished(known, stored, before)
@@ -262,7 +263,7 @@ class Invocation:
         return await self._start(known, stored, before)
 
     async def _finished(self, known: str, stored: JsonObject, checked: Checked) -> JsonObject | None:
-        """The summary of the run, if it is complete, and so is what it sends to a queue."""
+        """Return the summary of the run if it is complete, including what it sends to a queue."""
         summary = await asyncio.to_thread(finished, self._workload, self._output, known, stored, checked)
         if summary is None or checked.queue is None or not checked.queue.cloud.outlet:
             return summary
@@ -270,7 +271,7 @@ class Invocation:
         return summary if is_sent else None
 
     def _refuse_retry(self, known: str | None) -> None:
-        """ConfigError: rows are to run again of a run that is not here."""
+        """Raise ConfigError if rows of a run that is not here are to be retried."""
         if self._options.retry is None:
             return
         where = self._work.results
@@ -297,8 +298,10 @@ class Invocation:
     # ---- a run that another one follows
 
     async def _replace(self, known: str, stored: JsonObject, checked: Checked, summary: JsonObject | None) -> int:
-        """Another run takes the place of `known` in its directory, once all its results are in the files. `summary`: of
-        a run that is over and all of it in the files."""
+        """Replace `known` by another run in its directory, once all its results are in the files.
+
+        `summary` is that of a run that is over and completely in the files.
+        """
         config = resumed_config(self._workload, stored, checked.config)
         if summary is not None:
             why, told = checked.follows, await self._plan_followup(checked, stored)
@@ -325,7 +328,7 @@ class Invocation:
         return await asyncio.to_thread(self._workload.plan_followup, checked, stored, self._output.path, tell)
 
     async def _end(self, runs: Runs, run_id: str, config: JsonObject, checked: Checked) -> None:
-        """What runs of it is finished, nothing more starts, and all of its results are in the files."""
+        """Finish what runs, start nothing more, and write all results to the files."""
         collector = await self._collector(run_id, config, checked)
         rows = InputRows(self._workload, checked, config)
         run = CollectedRun(self._workload, runs, run_id, config, rows, collector, self._display, self._place)
@@ -357,7 +360,7 @@ class Invocation:
     async def _agreed(
         self, runs: Runs, run_id: str, stored: JsonObject | None, checked: Checked, *, new: bool
     ) -> JsonObject:
-        """The configuration the run goes on with, or starts with; the directory is the run's afterwards."""
+        """Return the configuration that the run resumes or starts with, and claim the directory for the run."""
         agreed = None if new else await self._resumed(run_id, stored).agree(runs, checked)
         config, self._name = agreed or (checked.config, self._new_name(checked.config))
         if agreed is None:
@@ -422,7 +425,7 @@ class Invocation:
         return self._options.name or config.get("run", {}).get("name", "") or self._output.path.resolve().name
 
     async def _name_local_trees(self, checked: Checked) -> None:
-        """Those that a private cluster reads where they are."""
+        """Name trees that a private cluster reads in place."""
         if not self._work.is_private:
             local = [one for one in checked.trees if not one.always]
             await name_trees(checked.config, local, self._display.step)
@@ -435,7 +438,7 @@ class Invocation:
         return self._cluster.reached(PATIENCE_S if own else patience_s, self._options.command(), checked.slots)
 
     async def _unless_failed(self, work: Coroutine[Any, Any, T]) -> T:
-        """Before results are collected, which looks at it itself: nobody waits for a cluster that has ended."""
+        """Run `work` unless the cluster fails. Used before results are collected, which checks for that itself."""
         return await unless(work, self._cluster.failure)
 
     # ---- interruption
@@ -444,7 +447,7 @@ class Invocation:
         return self._options.command(self._cluster.addresses, resume=resume)
 
     def _end_gently(self) -> bool:
-        """The first Ctrl-C. True: what was begun is finished, and then the command ends."""
+        """Handle the first Ctrl-C. Returns True if what has begun is finished before the command ends."""
         run = self._run
         if self._followed is None:
             return run is not None and run.finish_running()
@@ -460,7 +463,7 @@ class Invocation:
         return True
 
     def _at_once(self) -> None:
-        """The second Ctrl-C."""
+        """Handle the second Ctrl-C."""
         self._cluster.kill()
         self._say_interrupted()
 

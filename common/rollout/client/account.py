@@ -16,7 +16,7 @@ def kept_lines(name: str) -> list[str]:
 
 
 def keep_lines(name: str, lines: Iterable[str]) -> None:
-    """In place of those that were there. ASCII."""
+    """Replace the lines that were there. ASCII."""
     with suppress(OSError, RuntimeError):
         path = state_home() / name
         scratch = path.with_name(f".{path.name}.{os.getpid()}")

@@ -154,7 +154,7 @@ def command_of(state: Path) -> Command | None:
 
 
 def remember_private_run(run: PrivateRun) -> None:
-    """So that commands in other directories find it."""
+    """Record the run, so that commands in other directories find it."""
     known = [other for other in known_private_runs() if other.run_id != run.run_id]
     lines = [[one.run_id, one.name, str(one.state)] for one in [*known, run][-_KNOWN_MAX:]]
     keep_lines(_KNOWN, map(json.dumps, lines))

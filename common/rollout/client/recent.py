@@ -15,5 +15,5 @@ def recent_runs() -> list[str]:
 
 
 def remember_run(run_id: str) -> None:
-    """It is the last one from now on."""
+    """Record the run as the last one."""
     keep_lines(_NAME, [*(known for known in reversed(recent_runs()) if known != run_id), run_id][-KEPT:])

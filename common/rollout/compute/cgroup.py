@@ -10,17 +10,17 @@ _UNLIMITED_V1 = 1 << 60  # the kernel's "no limit" is the largest page-aligned s
 
 
 def cpu_limit(root: Path = Path("/")) -> float | None:
-    """CPUs by quota, the tightest of this process's group and its parents; None: no limit."""
+    """Return the tightest CPU quota of this process's group and its parents, or None without a limit."""
     return min(_cpus(root), default=None)
 
 
 def memory_limit(root: Path = Path("/")) -> int | None:
-    """Bytes, the tightest of this process's group and its parents; None: no limit."""
+    """Return the tightest memory limit in bytes of this process's group and its parents, or None without a limit."""
     return min(_memory(root), default=None)
 
 
 def memory_used(root: Path = Path("/")) -> int | None:
-    """Bytes in use under the tightest limit, without what the kernel would give up of files; None: no limit."""
+    """Return the bytes in use under the tightest limit, without reclaimable file pages, or None without a limit."""
     limit = memory_limit(root)
     for directory in _groups(root, "memory"):
         for limited, used, cached in (
@@ -35,7 +35,7 @@ def memory_used(root: Path = Path("/")) -> int | None:
 
 
 def oom_kills(root: Path = Path("/")) -> int:
-    """Processes of this process's own group that the kernel has ended for want of memory; 0 where nobody counts."""
+    """Return how many processes of this process's own group the kernel killed for lack of memory; 0 if not counted."""
     for directory in _groups(root, "memory"):
         for name in ("memory.events", "memory.oom_control"):
             for line in _lines(directory / name):
@@ -64,7 +64,8 @@ def _memory(root: Path) -> Iterator[int]:
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:
-    """Directories of this process's group and those above it. In a container its own is usually mounted at the top."""
+    """Yield directories of this process's group and its parents. In a container its own is usually mounted at the
+    top."""
     mount = root / "sys/fs/cgroup"
     for line in _lines(root / "proc/self/cgroup"):
         number, _, rest = line.partition(":")
@@ -81,7 +82,7 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
 
 
 def whole_cpus(limit: float | None, count: int) -> int:
-    """`count` cut down to a quota, at least 1; a fraction counts as one."""
+    """Return `count` reduced to a quota, at least 1; a fraction counts as one."""
     return count if limit is None else max(1, min(count, math.ceil(limit)))
 
 

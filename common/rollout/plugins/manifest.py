@@ -137,7 +137,8 @@ _NO = SidecarEntry(command=["none"])
 
 
 def load_manifest(path: str | Path) -> Manifest:
-    """The manifest at `path` (or in the directory `path`), checked. ConfigError with file, line and what to do."""
+    """Return the checked manifest at `path` or in the directory `path`. Raises ConfigError with file, line and
+    remedy."""
     path = Path(path)
     if path.is_dir():
         path = path / FILE_NAME
@@ -147,7 +148,7 @@ def load_manifest(path: str | Path) -> Manifest:
 
 
 def verify_pin(manifest: Manifest) -> None:
-    """ConfigError unless the entry's file has the hashes that the manifest gives. Blocking."""
+    """Raise ConfigError unless the entry's file has the manifest's hashes. Blocking."""
     pins = [("sha256", manifest.sha256, hashlib.sha256), ("blake3", manifest.blake3, blake3)]
     wanted = [(name, pin, make) for name, pin, make in pins if pin]
     if not wanted:

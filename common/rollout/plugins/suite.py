@@ -43,7 +43,7 @@ class _Broken(Exception):
 
 
 async def check_plugin(manifest_path: str | Path, host: Host, *, timeout_s: float = CALL_S) -> list[Check]:
-    """Every check with its outcome; those that need a loaded plugin are left out if it does not load."""
+    """Return every check with its outcome, without those that need a loaded plugin if it does not load."""
     checks: list[Check] = []
 
     async def run(name: str, body: Callable[[], Awaitable[str]]) -> bool:

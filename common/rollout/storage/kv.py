@@ -130,7 +130,7 @@ class KvStorage:
         return await self._backend.revision()
 
     async def ping(self) -> None:
-        """StorageUnavailableError if the database does not answer."""
+        """Raise StorageUnavailableError if the database does not answer."""
         await self.revision()
 
     def transaction(self) -> AbstractAsyncContextManager[Transaction]:

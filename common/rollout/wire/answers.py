@@ -1,25 +1,25 @@
-"""What the coordinators of a cluster said last, told as one cause: who refuses, who stands by, who leads."""
+"""Last answers of a cluster's coordinators, as one cause: which refuses, which stands by, which leads."""
 
 from __future__ import annotations
 
 from rollout.model.errors import NotLeaderError, RolloutError, UnavailableError
 
 REFUSED_S = 5.0
-"""Where every coordinator refuses connections from the start, nothing runs there: no use in trying for longer."""
+"""Seconds after which a call gives up if every coordinator refused connections from the start: nothing runs there."""
 WRONG_PEER_S = 3.0
-"""So long a handshake that fails for the certificates may be a renewal's; then they are another cluster's."""
+"""Seconds for which a failed handshake may be due to a renewal; after that the certificates are another cluster's."""
 _REFUSED = "connection refused"
 _SILENT = "endpoint closing"  # ours, which we closed when the TLS handshake took too long
 _WRONG_PEER = ("CERTIFICATE_VERIFY_FAILED", "TLSV1_ALERT", "SSLV3_ALERT", "CERTIFICATE_UNKNOWN", "BAD_CERTIFICATE")
 
 
 def is_wrong_peer(details: str) -> bool:
-    """Whether a handshake failed for the certificates."""
+    """Return whether a handshake failed because of the certificates."""
     return any(word in details.upper() for word in _WRONG_PEER)
 
 
 class Answers:
-    """The last failure of each address since one of them answered as it should."""
+    """Last failure of each address since one of them answered properly."""
 
     def __init__(self) -> None:
         self._last: dict[str, RolloutError] = {}
@@ -31,15 +31,15 @@ class Answers:
         self._last.clear()
 
     def refused(self, addresses: list[str]) -> bool:
-        """Nothing listens at any of these."""
+        """Return whether nothing listens at any of these."""
         return all(address in self._last and _refuses(self._last[address]) for address in addresses)
 
     def wrong_peer(self, addresses: list[str]) -> bool:
-        """At each of these somebody of another cluster answers."""
+        """Return whether another cluster answers at each of these."""
         return all(address in self._last and is_wrong_peer(self._last[address].message) for address in addresses)
 
     def text(self) -> str:
-        """A sentence without its period; empty when nobody has answered."""
+        """Return a sentence without its period, empty if nobody has answered."""
         if not self._last:
             return ""
         if any(isinstance(error, NotLeaderError) for error in self._last.values()):
@@ -53,7 +53,7 @@ class Answers:
 
 
 def no_answer(answers: Answers, addresses: list[str], last: RolloutError, waited_s: float) -> UnavailableError:
-    """What a call ends with that was tried for `waited_s` seconds."""
+    """Return the error of a call that was tried for `waited_s` seconds."""
     said = answers.text() or last.message
     if answers.refused(addresses):
         what_to_do = "start the coordinator, or correct the address"

@@ -24,28 +24,36 @@ __all__ = [
 ]
 
 MAX_FRAME_BYTES = 1 << 20
-"""What a sender keeps a frame below."""
+"""Maximum size of a frame for its sender."""
 
 RECEIVE_MAX_BYTES = MAX_FRAME_BYTES + (128 << 10)
-"""What a server takes: above it the call ends with RESOURCE_EXHAUSTED, other calls of the connection go on."""
+"""Maximum size that a server accepts; above it the call ends with RESOURCE_EXHAUSTED, and other calls continue."""
 
 REPLY_MAX_BYTES = 16 << 20
-"""What a client takes: unary replies (a list of runs) are not cut into frames."""
+"""Maximum size that a client accepts: unary replies (a list of runs) are not cut into frames."""
 
 KEEPALIVE_MS = 10_000
 KEEPALIVE_TIMEOUT_MS = 5_000
 PING_TIMEOUT_MS = 10_000
-"""From a keepalive ping to the end of a connection that does not answer it: its peer hangs, or its host is gone. gRPC
-waits a minute of its own accord, whatever the keepalive timeout, and a client would stay with a leader that hangs. Long
-enough for an overloaded coordinator."""
+"""Milliseconds from a keepalive ping to the end of a connection without an answer: its peer hangs, or its host is gone.
+
+gRPC by itself waits a minute, whatever the keepalive timeout, and a client would stay with a leader that hangs. The
+time is long enough for an overloaded coordinator.
+"""
 
 COORDINATOR_NAME = "coordinator.rollout.internal"
-"""A DNS name in every coordinator's certificate, and in no other. Clients verify it in place of the address they
-dialled, so a coordinator may be reached through any address, NAT or forwarded port, and nobody else can stand in."""
+"""DNS name in every coordinator's certificate, and in no other.
+
+Clients verify it in place of the address they dialed, so a coordinator may be reached through any address, NAT or
+forwarded port, and nobody else can impersonate it.
+"""
 
 HANDSHAKE_MS = 10_000
-"""From a connection's first packet to the end of its TLS handshake and HTTP/2 settings; then the server closes it. Long
-enough for a thousand workers that come back in the same moment on a busy machine."""
+"""Milliseconds from a connection's first packet to the end of its TLS handshake and HTTP/2 settings, before it is
+closed.
+
+The time is long enough for a thousand workers that reconnect at the same moment on a busy machine.
+"""
 
 SERVER_OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
@@ -86,7 +94,7 @@ class HasChannelCredentials(Protocol):
 
 
 def open_channel(address: str, credentials: grpc.ChannelCredentials | HasChannelCredentials) -> grpc.aio.Channel:
-    """A channel to a coordinator. It connects lazily; ConfigError when `address` is not host:port."""
+    """Return a channel to a coordinator, which connects lazily. Raises ConfigError if `address` is not host:port."""
     target = parse_address(address, "coordinator address", need_port=True)
     if not isinstance(credentials, grpc.ChannelCredentials):
         credentials = credentials.channel_credentials()

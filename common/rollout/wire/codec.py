@@ -1,7 +1,7 @@
-"""Between wire messages and model values.
+"""Conversion between wire messages and model values.
 
-Strict on the way in: whatever a peer sends that does not fit raises ProtocolError naming the field. Fast where rows
-travel: columns are cut out of one bytes object, and the few distinct specs are decoded once and shared.
+Strict on input: whatever a peer sends that does not fit raises ProtocolError, which names the field. Fast for rows:
+columns are cut out of one bytes object, and the few distinct specs are decoded once and shared.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ ERROR_CODE_MAX = 128
 RETRY_AFTER_MAX_MS = 24 * 3600 * 1000
 INT_MAX = (1 << 63) - 1  # both databases store signed 64 bit
 UNITS_MAX = (1 << 32) - 1
-"""Units (tokens) of one result: their sum over a run still fits."""
+"""Maximum units (tokens) of one result, so that their sum over a run fits."""
 NAME_MAX = 1024
-"""Bytes of a lane's name: it is part of a key, which PostgreSQL limits to 2,700."""
+"""Maximum bytes of a lane's name: it is part of a key, which PostgreSQL limits to 2,700."""
 CONFIG_DEPTH = 100
-"""Levels of a run's configuration: what compares, copies and prints it goes down level by level."""
+"""Maximum nesting of a run's configuration, because comparing, copying and printing it recurse."""
 
 
 # ---- blobs and ids
 
 
 def pack_blobs(blobs: Sequence[Blob]) -> tuple[list[int], bytes, list[common_pb2.IndexedRef]]:
-    """Columns (lengths, data, refs) of payloads or results."""
+    """Return the columns (lengths, data, refs) of payloads or results."""
     try:
         data = b"".join(blobs)  # type: ignore[arg-type]  # the usual case: all inline; a slice raises TypeError
         return list(map(len, blobs)), data, []
@@ -57,7 +57,7 @@ def pack_blobs(blobs: Sequence[Blob]) -> tuple[list[int], bytes, list[common_pb2
 
 
 def unpack_blobs(lengths: Sequence[int], data: bytes, refs: Iterable[common_pb2.IndexedRef]) -> list[Blob]:
-    """The blobs of such columns. ProtocolError when sizes disagree or a ref is out of place."""
+    """Return the blobs of such columns. Raises ProtocolError if sizes disagree or a ref is out of place."""
     ends = list(accumulate(lengths, initial=0))
     if ends[-1] != len(data):
         raise ProtocolError(f"length: the entries sum to {ends[-1]} bytes but data holds {len(data)}")
@@ -86,7 +86,7 @@ def ref_from_wire(ref: common_pb2.ObjectRef) -> ObjectSlice:
 
 
 def split_ids(ids: bytes) -> list[bytes]:
-    """32 bytes each; ProtocolError when the whole is no multiple of that."""
+    """Split into 32 bytes each. Raises ProtocolError if the length is no multiple of that."""
     if len(ids) % ID_BYTES:
         raise ProtocolError(f"ids: {len(ids)} bytes are no multiple of {ID_BYTES}")
     return [ids[at : at + ID_BYTES] for at in range(0, len(ids), ID_BYTES)]
@@ -97,7 +97,7 @@ def split_ids(ids: bytes) -> list[bytes]:
 
 @lru_cache(maxsize=4096)
 def spec_to_wire(spec: ItemSpec) -> common_pb2.ItemSpec:
-    """Shared between calls: copy it into a message, do not change it."""
+    """Return a message that calls share: copy it into another, and do not change it."""
     return common_pb2.ItemSpec(
         lane=spec.lane,
         chain=spec.chain,
@@ -123,7 +123,7 @@ def spec_to_wire(spec: ItemSpec) -> common_pb2.ItemSpec:
 
 
 def spec_from_wire(wire: common_pb2.ItemSpec) -> ItemSpec:
-    """Equal messages give the same object. Unset counts and resources take the model's defaults."""
+    """Return the spec; equal messages give the same object. Unset counts and resources take the model's defaults."""
     return _spec_of_bytes(wire.SerializeToString())
 
 
@@ -169,7 +169,7 @@ def _amounts(field: str, wire: Mapping[str, float]) -> tuple[tuple[str, float], 
 
 
 def check_name(field: str, text: str) -> None:
-    """ProtocolError: too long for a key, or with a NUL, which PostgreSQL cannot store and would mistake for another."""
+    """Raise ProtocolError for a name too long for a key, or with a NUL, which PostgreSQL cannot store."""
     if "\x00" in text or len(text.encode()) > NAME_MAX:
         raise ProtocolError(f"{field}: it has a NUL or more than {NAME_MAX} bytes")
 
@@ -185,7 +185,7 @@ def _check_size(field: str, value: int) -> None:
 
 
 def spec_table(specs: Sequence[ItemSpec]) -> tuple[list[common_pb2.ItemSpec], list[int]]:
-    """The distinct specs and an index into them; no index when there is one."""
+    """Return the distinct specs and an index into them, which is empty if there is only one."""
     if not specs:
         return [], []
     first = specs[0]
@@ -199,7 +199,7 @@ def spec_table(specs: Sequence[ItemSpec]) -> tuple[list[common_pb2.ItemSpec], li
 def spec_columns_from_wire(
     specs: Iterable[common_pb2.ItemSpec], spec_index: Sequence[int], count: int
 ) -> tuple[tuple[ItemSpec, ...], list[int] | None]:
-    """The table and, unless all entries use its first spec, the index of each."""
+    """Return the table and, unless all entries use its first spec, the index of each."""
     table = tuple(map(spec_from_wire, specs)) or (DEFAULT_SPEC,)
     if not spec_index:
         return table, None
@@ -215,7 +215,7 @@ def spec_columns_from_wire(
 
 
 def item_batch_to_wire(first_seq: int, items: Sequence[NewItem]) -> common_pb2.ItemBatch:
-    """ProtocolError when an id is not 32 bytes long."""
+    """Encode items. Raises ProtocolError if an id is not 32 bytes long."""
     if any(len(item.id) != ID_BYTES for item in items):
         raise ProtocolError(f"ids: an item's id must have {ID_BYTES} bytes")
     lengths, data, refs = pack_blobs([item.payload for item in items])
@@ -234,7 +234,7 @@ def item_batch_to_wire(first_seq: int, items: Sequence[NewItem]) -> common_pb2.I
 def item_batch_from_wire(
     batch: common_pb2.ItemBatch,
 ) -> tuple[int, list[bytes], list[Blob], tuple[ItemSpec, ...], list[int] | None]:
-    """(first_seq, ids, payloads, specs, spec_index); no index: all use specs[0]."""
+    """Return (first_seq, ids, payloads, specs, spec_index); without an index all use specs[0]."""
     ids = split_ids(batch.ids)
     payloads = unpack_blobs(batch.length, batch.data, batch.refs)
     if len(payloads) != len(ids):
@@ -248,7 +248,7 @@ def item_batch_from_wire(
 
 
 def text_for_wire(text: str, limit: int = ERROR_TEXT_MAX) -> str:
-    """Cut to `limit` characters; a lone surrogate, which protobuf refuses, becomes a question mark."""
+    """Cut to `limit` characters, and replace lone surrogates, which protobuf rejects, by question marks."""
     return text[:limit].encode("utf-8", "replace").decode()
 
 
@@ -265,7 +265,7 @@ def failure_to_wire(index: int, failure: Failure) -> common_pb2.ErrorInfo:
 
 
 def failures_from_wire(errors: Iterable[common_pb2.ErrorInfo]) -> dict[int, Failure]:
-    """By index into the group's arrays; the caller checks the range."""
+    """Return failures by index into the group's arrays; the caller checks the range."""
     found: dict[int, Failure] = {}
     for error in errors:
         if error.index in found:
@@ -326,7 +326,7 @@ def credit_from_wire(wire: work_pb2.Credit) -> Credit:
 
 
 def run_config(body: bytes) -> dict[str, Any]:
-    """A run's configuration; none is empty. ProtocolError: no JSON object, or one nested too deeply to pass on."""
+    """Parse a run's configuration; none is empty. Raises ProtocolError if it is no JSON object or nested too deeply."""
     try:
         value: Any = json.loads(body or b"{}")
     except (ValueError, RecursionError) as error:
@@ -342,7 +342,7 @@ def run_config(body: bytes) -> dict[str, Any]:
 
 
 def _parts(value: Any) -> Iterable[Any]:
-    """Those of its members that may have members."""
+    """Return those members that may have members."""
     members: Iterable[Any] = cast("dict[str, Any]", value).values() if isinstance(value, dict) else value
     return [part for part in members if isinstance(part, dict | list)]
 

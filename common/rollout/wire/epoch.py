@@ -1,4 +1,4 @@
-"""The lease epoch in every message: who is deposed, and whose words no longer count."""
+"""Lease epoch in every message: it shows which coordinator is deposed, and which messages no longer count."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Stamped(Protocol):
 
 
 class EpochGuard:
-    """The highest epoch seen, and what a message with another one means.
+    """Highest epoch seen, and the meaning of a message with another.
 
     On a coordinator a larger epoch means that it is deposed: `on_deposed(epoch)` is called once, then every message
     raises FencedError. On a worker or client a smaller one raises StaleEpochError, a larger one is adopted.
@@ -39,7 +39,7 @@ class EpochGuard:
 
     @property
     def current(self) -> int:
-        """What to stamp on messages."""
+        """Epoch to stamp on messages."""
         return self._current
 
     @property
@@ -47,7 +47,7 @@ class EpochGuard:
         return self._deposed_by is not None
 
     def adopt(self, epoch: int) -> None:
-        """A new lease of this coordinator, or an epoch learnt elsewhere. It never goes down."""
+        """Adopt a new lease of this coordinator, or an epoch learned elsewhere. The epoch never decreases."""
         self._current = max(self._current, epoch)
 
     def stamp(self, message: Any) -> Any:
@@ -55,7 +55,7 @@ class EpochGuard:
         return message
 
     def check_peer(self, message: Stamped) -> None:
-        """Raises ProtocolError without an epoch, FencedError or StaleEpochError as the class says."""
+        """Raise ProtocolError without an epoch, or FencedError or StaleEpochError as the class says."""
         if not message.HasField("epoch"):
             raise ProtocolError(
                 f"{type(message).__name__} carries no epoch; every message must say the highest one its sender has seen"

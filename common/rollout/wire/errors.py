@@ -77,7 +77,7 @@ _WRAPPING = re.compile(
 
 
 def status_of(error: RolloutError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
-    """Status code, details and trailing metadata."""
+    """Return status code, details and trailing metadata."""
     status = next((status for kind, status in _STATUS if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
     # A lone surrogate (a file name, a model's output) cannot be encoded and would lose the whole status.
     details = error.message.encode("utf-8", "replace").decode()
@@ -91,7 +91,7 @@ def status_of(error: RolloutError) -> tuple[grpc.StatusCode, str, tuple[tuple[st
 
 
 def error_of(failed: grpc.aio.AioRpcError) -> RolloutError:
-    """The error that the other side raised, else the nearest one for a status made by gRPC itself."""
+    """Return the error that the other side raised, else the nearest one for a status made by gRPC itself."""
     found: dict[str, str] = {}
     for key, value in failed.trailing_metadata() or ():
         if isinstance(value, str):
@@ -126,16 +126,16 @@ def _foreign(status: grpc.StatusCode, details: str) -> RolloutError:
 
 
 def _plain(details: str) -> str:
-    """gRPC's `failed to connect to all addresses; last error: UNKNOWN: ipv4:10.0.0.1:50051: Failed to connect to remote
-    host: Connection refused` as `10.0.0.1:50051: Connection refused`."""
+    """Shorten gRPC's `failed to connect to all addresses; last error: UNKNOWN: ipv4:10.0.0.1:50051: Failed to connect
+    to remote host: Connection refused` to `10.0.0.1:50051: Connection refused`."""
     return _WRAPPING.sub("", details)
 
 
 async def abort(context: Any, error: RolloutError) -> NoReturn:
     """End a call on the server side with the status of `error`.
 
-    While a write of the same call waits for a peer that does not read, or once that peer is gone, grpc.aio takes no
-    status: then the call ends without one, as if it had been cancelled.
+    While a write of the same call waits for a peer that does not read, or once that peer has gone, grpc.aio accepts no
+    status: the call then ends without one, as if it had been cancelled.
     """
     code, details, metadata = status_of(error)
     try:

@@ -1,5 +1,7 @@
-"""Frames of a Work or Serve stream in as few messages as hold them: each message costs its reader and its writer some
-70 µs, whatever it carries (ADR 0013), and a worker whose rows take seconds tells of one or two at a time.
+"""Frames of a Work or Serve stream in as few messages as hold them.
+
+Each message costs its reader and its writer some 70 µs, whatever it carries (ADR 0013), and a worker whose rows take
+seconds reports one or two at a time.
 """
 
 from __future__ import annotations
@@ -11,14 +13,17 @@ from rollout.model.errors import ProtocolError
 from rollout.wire.v1 import serve_pb2, work_pb2
 
 MESSAGE_BYTES = 64 << 10
-"""At most, of a message of several frames. Carrying a frame copies it, and a large one is dear by itself."""
+"""Maximum bytes of a message of several frames: carrying a frame copies it, and a large one is expensive by itself."""
 
 Frame = TypeVar("Frame", work_pb2.WorkUp, work_pb2.WorkDown, serve_pb2.GatewayUp, serve_pb2.GatewayDown)
 
 
 def joined(frames: Iterable[Frame]) -> Iterator[Frame]:
-    """The messages that carry `frames`, in order. Takes from `frames` no more than the next message needs, so a writer
-    that waits between two messages sends what came meanwhile with the later one."""
+    """Yield the messages that carry `frames`, in order.
+
+    It takes from `frames` no more than the next message needs, so a writer that waits between two messages sends what
+    came meanwhile with the later one.
+    """
     message: Any = None
     size = 0
     for frame in frames:
@@ -38,7 +43,7 @@ def joined(frames: Iterable[Frame]) -> Iterator[Frame]:
 
 
 def frames_of(message: Frame) -> Sequence[Frame]:
-    """What `joined` put into a message. ProtocolError for a frame that is carried and carries others."""
+    """Return what `joined` put into a message. Raises ProtocolError for a carried frame that carries others."""
     carried: Any = message.then
     if any(frame.then for frame in carried):
         raise ProtocolError("A frame that another carries may not carry frames itself.")

@@ -1,4 +1,4 @@
-"""An HTTP server inside of a program that has its own signals: its socket is bound before anything else starts."""
+"""HTTP server within a program that has its own signal handlers; its socket is bound before anything else starts."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _REMEDIES = {
     errno.EADDRNOTAVAIL: "this machine has no such address; 0.0.0.0 stands for all that it has",
     errno.EACCES: "choose a port from 1024 on, or grant the right to use lower ones",
 }
-"""What to do where an address cannot be used."""
+"""Remedies for an address that cannot be used."""
 _BACKLOG = 2048
 SILENT_S = 30.0
-"""A connection is ended on which no whole head of a request came for so long, where none is being answered."""
+"""Seconds without a complete request head after which an idle connection is closed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Https:
-    """PEM files. `key_of`: the name of the certificate's setting, for people."""
+    """PEM files. `key_of` is the name of the certificate's setting, for people."""
 
     certificate: Path
     key: Path
@@ -40,7 +40,8 @@ class Https:
 
 
 class _Protocol(AutoHTTPProtocol):
-    """uvicorn itself waits for ever for the rest of a head: who sends none would hold a file descriptor."""
+    """Protocol with a time limit for a request head; uvicorn waits forever, and a silent client would hold a
+    descriptor."""
 
     cycle: Any  # of the request that came last
     transport: asyncio.Transport
@@ -64,8 +65,8 @@ class _Protocol(AutoHTTPProtocol):
 
 
 class Server(uvicorn.Server):
-    """`before_end` is awaited before connections are closed: else it waits for those who read a stream, and cuts them
-    off as a fault."""
+    """HTTP server. `before_end` is awaited before connections are closed, because uvicorn waits for readers of a stream
+    and then cuts them off as a fault."""
 
     def __init__(self, config: uvicorn.Config, bound: socket.socket, before_end: Callable[[], Awaitable[None]]) -> None:
         super().__init__(config)
@@ -78,7 +79,7 @@ class Server(uvicorn.Server):
 
     @property
     def url(self) -> str:
-        """Without a slash at its end."""
+        """URL without a trailing slash."""
         host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
         return f"{'https' if self.config.is_ssl else 'http'}://{host}:{self.port}"
 
@@ -97,7 +98,7 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """The program has handlers of its own."""
+        """Do nothing: the program has its own handlers."""
         yield
 
 
@@ -111,8 +112,10 @@ def server(
     https: Https | None = None,
     before_end: Callable[[], Awaitable[None]] = _nothing,
 ) -> Server:
-    """It listens, and answers when it serves. `key`: the name of the address, for people. ConfigError: the address or
-    the certificate cannot be used."""
+    """Return a server that listens, and answers once it serves. `key` is the name of the address, for people.
+
+    Raises ConfigError if the address or the certificate cannot be used.
+    """
     config = uvicorn.Config(
         app,
         host=address.host,

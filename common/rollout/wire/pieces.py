@@ -1,4 +1,4 @@
-"""Messages between gateways and replicas, cut into pieces: what else travels on a stream need not wait for long."""
+"""Messages between gateways and replicas, cut into pieces so that other traffic of the stream need not wait long."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Generic, TypeVar
 from rollout.model.errors import InputError
 
 MESSAGE_MAX = 4 << 20
-"""Bytes of one message to a replica, or from one."""
+"""Maximum bytes of one message to or from a replica."""
 PIECE_MAX = 256 << 10
 
 
 def pieces(data: bytes) -> Iterator[tuple[bytes, bool]]:
-    """(piece, whether there is more). InputError: more than MESSAGE_MAX bytes."""
+    """Yield (piece, whether there is more). Raises InputError above MESSAGE_MAX bytes."""
     if len(data) > MESSAGE_MAX:
         raise InputError(f"A message to or from a replica has at most {MESSAGE_MAX} bytes, this has {len(data)}.")
     for at in range(0, len(data) or 1, PIECE_MAX):
@@ -24,13 +24,14 @@ Source = TypeVar("Source", bound=Hashable)
 
 
 class Assembly(Generic[Source]):
-    """Whole messages again, of each source by itself."""
+    """Assembles whole messages, separately for each source."""
 
     def __init__(self) -> None:
         self._parts: dict[Source, bytearray] = {}
 
     def add(self, source: Source, piece: bytes, more: bool) -> bytes | None:
-        """The whole, with its last piece. One that grows above MESSAGE_MAX, which no sender of ours makes, is cut."""
+        """Return the whole message with its last piece. One above MESSAGE_MAX, which no sender of ours makes, is
+        cut."""
         part = self._parts.get(source)
         if part is None:
             if not more:

@@ -1,4 +1,4 @@
-"""Telling of an answer that does not come, before anything has failed."""
+"""Reports an answer that does not come, before anything has failed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ SILENCE_S = 2.0
 def telling(
     say: Callable[[RolloutError | None, float], None], address: str, owed: Callable[[], bool] = lambda: True
 ) -> Generator[None]:
-    """`say(error, seconds)` hears of it, again and again, when what is waited for inside takes longer than two seconds
-    in which `address` had an answer `owed` all the time; and with None when it has come."""
+    """Call `say(error, seconds)`, repeatedly, while the body waits longer than two seconds for an answer of `address`.
+
+    Only time in which an answer is `owed` counts. `say` is called with None once it has come.
+    """
     loop = asyncio.get_running_loop()
     began = loop.time()
     told = False

@@ -30,7 +30,7 @@ class _NoMessage:
 
 
 class StrictInterceptor(grpc.aio.ServerInterceptor):
-    """For every server of ours; its handlers are coroutine functions."""
+    """Interceptor for all our servers, whose handlers are coroutine functions."""
 
     async def intercept_service(self, continuation: Any, handler_call_details: grpc.HandlerCallDetails) -> Any:
         handler: Any = await continuation(handler_call_details)
@@ -47,7 +47,7 @@ class StrictInterceptor(grpc.aio.ServerInterceptor):
 
 
 def _lenient(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """A unary call is deserialised before our code runs, so what went wrong is handed on to it."""
+    """Return a deserializer that passes an error on: a unary call is deserialized before our code runs."""
 
     def read(data: bytes) -> Any:
         try:

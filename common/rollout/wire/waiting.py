@@ -1,4 +1,4 @@
-"""Connections of a plain HTTP port that have not asked for anything yet, and cost a descriptor each."""
+"""Limit on connections of a plain HTTP port without a request, each of which costs a descriptor."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from contextlib import contextmanager
 
 WAITING_MOST = 16
 AT_ONCE = 16
-"""As `backlog` of asyncio.start_server: how many it accepts in one turn, before any of them can be closed."""
+"""Connections that asyncio accepts in one turn, before any can be closed (`backlog` of asyncio.start_server)."""
 QUEUE = 512
-"""Connections that the kernel keeps until they are accepted; it drops those above, which then come a second later."""
+"""Connections that the kernel keeps until they are accepted; further ones are dropped and retried a second later."""
 
 
 def lengthen_queue(server: asyncio.Server) -> None:
-    """asyncio takes one number for both; the kernel's queue costs nothing."""
+    """Lengthen the kernel's queue, which costs nothing; asyncio uses one number for both."""
     for listening in server.sockets:
         with socket.socket(fileno=os.dup(listening.fileno())) as same:
             same.listen(QUEUE)
 
 
 class Waiting:
-    """Who comes while `most` wait ends the one that has waited for longest: a probe says at once what it wants."""
+    """Waiting connections. A new one beyond `most` ends the oldest, because a probe sends its request at once."""
 
     def __init__(self, most: int = WAITING_MOST) -> None:
         self._most = most
@@ -31,7 +31,7 @@ class Waiting:
 
     @contextmanager
     def heard(self, writer: asyncio.StreamWriter) -> Generator[None]:
-        """While its request is read."""
+        """Count a connection as waiting while its request is read."""
         while len(self._writers) >= self._most:
             longest = next(iter(self._writers))
             del self._writers[longest]

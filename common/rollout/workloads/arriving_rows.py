@@ -53,14 +53,14 @@ _WHERE_FROM = {
 
 
 def queue_input(rows: QueuedInput, cloud: CloudSection) -> QueueInput:
-    """ConfigError: `cloud` has no queue that rows could come from."""
+    """Return the queue of the rows. Raises ConfigError if `cloud` has no queue for rows."""
     if not cloud.intake:
         raise ConfigError(_WHERE_FROM[cloud.provider])
     return QueueInput(cloud, rows.skips_bad_rows, rows.stop_when_empty_s)
 
 
 def describe_queue(queue: QueueInput) -> list[str]:
-    """Lines of `rollout plan`."""
+    """Return lines of `rollout plan` about rows from a queue."""
     cloud = queue.cloud
     bad = "become lines of errors.jsonl" if queue.skip else "end the intake"
     lines = [f"takes rows from {cloud.intake}, {_until(queue.stop_when_empty_s)}; messages that are no row {bad}"]
@@ -68,7 +68,7 @@ def describe_queue(queue: QueueInput) -> list[str]:
 
 
 def describe_followed(section: QueuedInput) -> list[str]:
-    """As `describe_queue`, of rows that come in files."""
+    """Return lines of `rollout plan` about rows that arrive in files."""
     return [f"goes on with rows that come, {_until(section.stop_when_empty_s)}"] if section.follow else []
 
 

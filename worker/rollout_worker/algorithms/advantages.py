@@ -55,9 +55,11 @@ def group_advantages(
 def token_rewards(
     scores_B: Tensor, logps_BT: Tensor, reference_logps_BT: Tensor | None, mask_BT: Tensor, kl_coef: float
 ) -> Tensor:
-    """(B, T): the score at the last learnt token, minus kl_coef (log p - log p_ref) at each (k1: Ziegler et al. 2019,
-    arXiv 1909.08593, equation 2). `logps_BT`: of the version that drew the tokens. NaN scores are of samples that are
-    dropped."""
+    """Return (B, T) rewards: the score at the last trained token, minus kl_coef (log p - log p_ref) at each.
+
+    KL estimate k1: Ziegler et al. 2019, arXiv 1909.08593, equation 2. `logps_BT` is of the version that drew the
+    tokens. NaN scores mark dropped samples.
+    """
     kept = mask_BT & ~scores_B.isnan()[:, None]
     rewards = torch.zeros_like(logps_BT, dtype=torch.float64)
     if reference_logps_BT is not None:

@@ -42,7 +42,8 @@ class LocalEngine:
         return self._codec
 
     def _choose_device(self) -> None:
-        """And with it how many sequences it takes at once. AttemptError: as `probe_device`."""
+        """Choose the device, and with it the number of concurrent sequences. Raises AttemptError as `probe_device`
+        does."""
         self._device = probe_device(self._options.get("device"))
         if not self._options.get("max_num_seqs"):
             self._concurrency = GPU_SEQUENCES if self._device == "cuda" else CPU_SEQUENCES

@@ -88,7 +88,7 @@ class MockBackend:
         return Completion([choice for choice, _ in written], prompt_tokens=len(words))
 
     async def _write(self, request: Request, written: list[tuple[Choice, list[str]]]) -> None:
-        """The words of all choices, side by side. The id of a word follows from its letters."""
+        """Write the words of all choices concurrently. The id of a word follows from its letters."""
         first = written[0][1][: len(request.so_far)]
         if tuple(map(_id, first)) != request.so_far:
             raise cannot_continue("this model would have begun otherwise")
@@ -104,7 +104,7 @@ class MockBackend:
                     request.on_delta(Delta(index, tokens[place], (_id(tokens[place]),), logprobs, last=last))
 
     def _vector(self, text: str, dimensions: int) -> list[float]:
-        """Equal texts have equal vectors, of unit length."""
+        """Return a vector of unit length, equal for equal texts."""
         data = blake3(f"{self._seed}\0embed\0{text}".encode("utf-8", "surrogatepass")).digest(length=4 * dimensions)
         numbers = [int.from_bytes(data[at : at + 4], "big") / 2**31 - 1 for at in range(0, len(data), 4)]
         return unit(numbers)

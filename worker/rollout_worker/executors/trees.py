@@ -43,7 +43,7 @@ async def located_options(run: Run, context: Context) -> BackendOptions:
 
 
 async def _locate_adapters(model: JsonObject, context: Context) -> dict[str, str]:
-    """By name, where the model's adapters are on this host, as above."""
+    """Return the model's adapters on this host by name, as `locate_model` does."""
     found: dict[str, str] = {}
     adapters: dict[str, JsonObject] = model.get("adapters") or {}
     for one in adapters.values():

@@ -245,7 +245,7 @@ class Experiment(Workload[ExperimentConfig, ExperimentChecked]):
         )
 
     def describe_change(self, section: str, old: JsonObject, new: JsonObject) -> list[str] | None:
-        """All that matters is in `experiment`."""
+        """Return nothing: all that matters is in `experiment`."""
         return [] if section in ("executors", "input") else None
 
     def writer(self, config: JsonObject) -> ExperimentWriter:

@@ -250,7 +250,7 @@ class Job(Workload[JobConfig, JobChecked]):
         return made
 
     def describe_change(self, section: str, old: JsonObject, new: JsonObject) -> list[str] | None:
-        """The trials are compared, and what else another run is needed for, by `check`: here only which there are."""
+        """Describe which trials exist; `check` compares them, and everything else that another run is needed for."""
         return None if section in ("input", "trees") else []
 
     # ---- for people
@@ -396,7 +396,7 @@ def _differences(old: JsonObject, new: JsonObject) -> str:
 
 
 def _ended(directory: Path) -> JsonObject | None:
-    """The summary of the job there, if it is completed."""
+    """Return the summary of the job in `directory` if it is completed."""
     state = saved_state(directory)
     summary = saved_summary(directory, state) if state is not None else None
     return summary if summary is not None and summary.get("state") == "completed" else None

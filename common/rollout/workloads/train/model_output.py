@@ -133,7 +133,7 @@ async def _bring(fetch: Fetch, snapshot: bytes, directory: Path) -> None:
 
 
 async def _to_its_end(function: Callable[..., T], *arguments: Any) -> T:
-    """In a thread; a cancellation waits for it: what it writes into is deleted then."""
+    """Run `function` in a thread to its end, even if cancelled, because its output is deleted afterwards."""
     work = asyncio.ensure_future(asyncio.to_thread(function, *arguments))
     try:
         return await asyncio.shield(work)

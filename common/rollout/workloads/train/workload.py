@@ -314,7 +314,7 @@ class Train(Workload[TrainConfig, TrainChecked]):
         checked.total = sum(1 for _ in segments_of(checked.config))
 
     def spec(self, run_id: str, config: JsonObject) -> RunSpec:
-        """A segment that failed ends the run: nothing can come after it."""
+        """Return the spec of a run that ends with its first failed segment, because nothing can follow it."""
         samples = config["algorithm"]["kind"] in ONLINE
         policies = (END_ON_FAILURE, *retention(config["snapshots"], samples=samples))
         return replace(super().spec(run_id, config), policies=policies)
@@ -335,8 +335,8 @@ class Train(Workload[TrainConfig, TrainChecked]):
         return outcome(summary)
 
     def failed(self, summary: JsonObject) -> FailedRun:
-        """Without a snapshot, what was wrong may be in its configuration or data, and nothing is lost by beginning
-        anew."""
+        """Return what to do about a failed run. Without a snapshot the fault may be in its configuration or data, and
+        nothing is lost by a new run."""
         found = FailedRun(refusal=refusal_of(summary), without_results=not summary.get("final_snapshot"))
         final = found.without_results or summary[self.unit]["failed"]
         return replace(found, recovery_hint=how_to_go_on(summary)) if final else found

@@ -174,5 +174,5 @@ def _answer(body: bytes, url: str) -> Answer:
 
 
 def _text(content: Any) -> str:
-    """Without halves of surrogate pairs, which JSON can hold: they are no text that could be sent back."""
+    """Return the text without halves of surrogate pairs, which JSON can hold but which cannot be sent back."""
     return text(content).encode("utf-8", "replace").decode()
