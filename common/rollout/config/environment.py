@@ -34,20 +34,17 @@ OTHERS = {
     "ROLLOUT_INSTRUCTION_PATH": "Set for an agent: the file with its instruction.",
 }
 """Variables that are no configuration keys, and their meaning."""
+Override = tuple[str, tuple[str, ...], Any]  # origin, place and value
 
 
-def variables(model: type[BaseModel], environ: Mapping[str, str]) -> list[tuple[str, tuple[str, ...], Any]]:
+def variables(model: type[BaseModel], environ: Mapping[str, str]) -> Iterator[Override]:
     """Return (variable, place, value) of each variable that names a section of `model`, or a top-level key.
 
     A value is parsed as TOML if the key takes it, else it is a string; a list of strings may be separated by commas. An
     unknown key below a known section is returned too, so that validation reports it. Another program's key is not,
     because programs share an environment.
     """
-    found: list[tuple[str, tuple[str, ...], Any]] = []
-    for name in sorted(environ):
-        if not name.startswith(PREFIX):
-            continue
-        place = tuple(part.lower() for part in name[len(PREFIX) :].split("__"))
+    for name, place in _places(environ):
         field = model.model_fields.get(place[0])
         if field is None:
             continue
@@ -56,8 +53,7 @@ def variables(model: type[BaseModel], environ: Mapping[str, str]) -> list[tuple[
             continue  # e.g. ROLLOUT_TRANSPORT: means nothing to us
         if annotation_of(model, place) is None and _known(place):
             continue
-        found.append((name, place, _value(annotation_of(model, place), environ[name])))
-    return found
+        yield name, place, _value(annotation_of(model, place), environ[name])
 
 
 def unknown_env_vars(model: type[BaseModel], environ: Mapping[str, str]) -> list[str]:
@@ -66,18 +62,20 @@ def unknown_env_vars(model: type[BaseModel], environ: Mapping[str, str]) -> list
     Other variables that begin with ROLLOUT_ are ignored: Kubernetes makes some for a service of that name.
     """
     lines: list[str] = []
-    for name in sorted(environ):
-        if not name.startswith(PREFIX) or name.startswith(SECRET_PREFIX) or name in OTHERS:
+    for name, place in _places(environ):
+        if name.startswith(SECRET_PREFIX) or name in OTHERS or place[0] in model.model_fields or _known(place):
             continue
-        rest = name[len(PREFIX) :]
-        place = tuple(part.lower() for part in rest.split("__"))
-        if place[0] in model.model_fields or _known(place):
-            continue
-        if "__" in rest:
+        if len(place) > 1:
             lines.append(f"{name}: there is no such key; {_nearest(name)}")
         elif meant := next((key for key in _names() if key.replace("__", "_") == name), None):
             lines.append(f"{name}: there is no such variable; did you mean {meant}?")
     return lines
+
+
+def _places(environ: Mapping[str, str]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    for name in sorted(environ):
+        if name.startswith(PREFIX):
+            yield name, tuple(part.lower() for part in name[len(PREFIX) :].split("__"))
 
 
 def _nearest(name: str) -> str:

@@ -10,7 +10,7 @@ import difflib
 import os
 import re
 import tomllib
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 
 from rollout.config.cloud_keys import short_form
 from rollout.config.cloud_rules import faults as cloud_faults
-from rollout.config.environment import annotation_of, section_of, unknown_env_vars, variables
+from rollout.config.environment import Override, annotation_of, section_of, unknown_env_vars, variables
 from rollout.config.locate import Place, key_lines, parse, syntax_error
 from rollout.config.renamed import Renamed, Renames
 from rollout.config.section import Section
@@ -49,16 +49,25 @@ class Located:
     def is_yaml(self) -> bool:
         return Path(self.path).suffix.lower() in YAML
 
-    def set(self, place: tuple[str, ...], value: Any, origin: str) -> None:
-        table = self.values
-        for key in place[:-1]:
-            inner = table.get(key)
-            if not isinstance(inner, dict):
-                inner = {}
-                table[key] = inner
-            table = cast(dict[str, Any], inner)
-        table[place[-1]] = value
-        self.origins[place] = origin
+    def override(self, *layers: Iterable[Override]) -> None:
+        """Merge `layers` into the file's values: a later one takes precedence, and a table given whole replaces."""
+        tables = [self.values]
+        for layer in layers:
+            tables.append({})
+            for origin, place, value in layer:
+                self.origins[place] = origin
+                for table in tables if isinstance(value, dict) else tables[-1:]:
+                    _put(table, place, value)
+        if not any(tables[1:]):
+            return
+        from pydantic_settings import BaseSettings, InitSettingsSource  # 30 ms of every start, for those that need it
+
+        class Merged(BaseSettings, extra="allow"):
+            @classmethod
+            def settings_customise_sources(cls, settings_cls: type[BaseSettings], *_: Any, **__: Any) -> Any:
+                return tuple(InitSettingsSource(settings_cls, table) for table in reversed(tables))
+
+        self.values = Merged().model_extra or {}
 
     def where(self, place: Place) -> str:
         """Return `file:line` of the value at `place`, or of the section that would contain it."""
@@ -93,13 +102,21 @@ def load_settings(
         raise ConfigError(f"{path}: this configuration is TOML, not YAML: see the configuration reference")
     source = Located("command line", {}, {}) if path is None else Located.read(Path(path))
     environment = os.environ if environ is None else environ
-    unknown = unknown_env_vars(model, environment)
-    for name, place, value in variables(model, environment):
-        source.set(place, value, name)
-    for key, value in (overrides or {}).items():
-        if value is not None:
-            source.set(tuple(key.split(".")), value, "command line")
-    return validated(model, source, unknown)
+    source.override(variables(model, environment), from_options(overrides))
+    return validated(model, source, unknown_env_vars(model, environment))
+
+
+def from_options(options: Mapping[str, Any] | None) -> Iterator[Override]:
+    """Return `overrides` of `load_settings` as a layer of `Located.override`."""
+    return (("command line", tuple(key.split(".")), one) for key, one in (options or {}).items() if one is not None)
+
+
+def _put(table: dict[str, Any], place: tuple[str, ...], value: Any) -> None:
+    for key in place[:-1]:
+        if not isinstance(table.get(key), dict):
+            table[key] = {}
+        table = table[key]
+    table[place[-1]] = value
 
 
 def validated(model: type[Model], source: Located, others: Sequence[str] = ()) -> Model:

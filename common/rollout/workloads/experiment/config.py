@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field, field_validator
 
 from rollout.config.declared import Setting
 from rollout.config.environment import unknown_env_vars, variables
-from rollout.config.load import Located, validated
+from rollout.config.load import Located, from_options, validated
 from rollout.config.section import Section
 from rollout.config.written import Text
 from rollout.model.errors import ConfigError
@@ -297,15 +297,12 @@ def load_experiment(
     source = Located.read(path)
     environment = os.environ if environ is None else environ
     faults = unknown_env_vars(ExperimentConfig, environment)
-    for name, place, value in variables(ExperimentConfig, environment):
-        source.set(place, value, name)
+    source.override(variables(ExperimentConfig, environment))
     if overrides is not None:
         faults += _lay_over(source, overrides)
     for text in assignments:
         faults += _assign(source, text)
-    for key, value in (typed or {}).items():
-        if value is not None:
-            source.set(tuple(key.split(".")), value, "command line")
+    source.override(from_options(typed))
     return validated(ExperimentConfig, source, faults)
 
 
