@@ -424,6 +424,15 @@ async def test_a_dockerfile_with_stages_is_built_and_unpacked(building: Task, bu
     assert (await building.prepare(environment, bubblewrap)).root == prepared.root
 
 
+async def test_a_build_starts_with_an_image_of_a_registry_on_this_host(
+    building: Task, here: Registry, bubblewrap: Provider
+) -> None:
+    """Such a registry speaks HTTP."""
+    environment = building.write(f"FROM {here.add('base:1', shell_root())}\nRUN echo made > /made\n")
+    prepared = await building.prepare(environment, bubblewrap)
+    assert await building.output(prepared, bubblewrap, "cat /made") == "made\n"
+
+
 async def test_a_build_that_fails_is_told_with_what_it_printed(building: Task, bubblewrap: Provider) -> None:
     environment = building.write("FROM scratch\nADD root.tar /\nRUN echo about to fail; exit 7\n")
     with pytest.raises(ImageBuildError, match="about to fail"):

@@ -142,6 +142,9 @@ def test_changes_are_named(tmp_path: Path) -> None:
     arrival = resolved(config(path, run={"order": "arrival"}))
     assert describe_changes(INFER, old, arrival) == []
     assert describe_recorded(INFER, old, arrival) == ["run.order: the run keeps 'schedule', not 'arrival'"]
+    named = resolved(config(path, run={"name": "n"}))
+    assert describe_recorded(INFER, old, named) == ["run.name: the run keeps '', not 'n'"]
+    assert describe_recorded(INFER, named, old) == [], "no name was asked for"
     limited = resolved(config(path, run={"timeout_ms": 5, "max_attempts": 7}))
     changed = changed_limits(INFER, old, limited)
     assert describe_changes(INFER, old, limited) == describe_recorded(INFER, old, limited) == []

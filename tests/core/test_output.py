@@ -332,7 +332,7 @@ def test_whose_directory(tmp_path: Path) -> None:
     (tmp_path / "run-id").unlink()  # forces a fresh run; what is there is moved aside
     with OutputDirectory.open(tmp_path) as out:
         assert out.check(None) is None
-        out.claim(OTHER, settings)
+        assert f"results.{RUN}.jsonl" in out.claim(OTHER, settings)
     assert (tmp_path / f"results.{RUN}.jsonl").read_bytes() == b"0\n1\n"
     for number in (1, 2):  # nobody knows whose these are; the second replaces nothing
         (tmp_path / "run-id").unlink()

@@ -367,7 +367,9 @@ class Invocation:
             await self._name_local_trees(checked)
         if checked.source is not None:
             await asyncio.to_thread(checked.source.verify_objects)  # before the directory is the run's
-        self._output.claim(run_id, config, self._workload.result_files, checked.keep)
+        moved = self._output.claim(run_id, config, self._workload.result_files, checked.keep)
+        if moved:
+            self._note(f"note: what {self._output.path} held was not this run's; it is now {', '.join(moved)}")
         await self._place.claim()
         if checked.source is not None and not checked.partly:
             await asyncio.to_thread(checked.source.keep)

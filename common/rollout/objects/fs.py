@@ -161,7 +161,9 @@ class FsObjectStore:
         if away.exists():
             text = f"object {object_id.hex()} was damaged, and was moved to {away}; a new upload heals it"
             return NotFoundError(text)
-        return NotFoundError(f"no object {object_id.hex()} in {self._root}") if self._is_there() else self._away()
+        if not self._is_there() or self._path(object_id).exists():  # it may be back since the object was looked for
+            return self._away()
+        return NotFoundError(f"no object {object_id.hex()} in {self._root}")
 
     @contextmanager
     def _errors(self, what: str) -> Generator[None]:

@@ -294,20 +294,20 @@ class OutputDirectory:
 
     def claim(
         self, run_id: str, config: JsonObject, results: Iterable[str] = RESULT_FILES, kept: JsonObject | None = None
-    ) -> None:
-        """Make the directory `run_id`'s. The `results` of a run whose `run-id` was deleted are moved aside, not lost.
+    ) -> list[str]:
+        """Make the directory `run_id`'s. Foreign files with names of `results` are moved aside; return their new names.
 
         `kept` is what a later command needs to know of the run besides its configuration.
         """
         own = self.check(run_id)
-        if self.run_id is None:
-            self._move_aside(own, results)
+        moved = self._move_aside(own, results) if self.run_id is None else []
         stored = {"run_id": run_id, "config": config, "kept": kept or {}}
         before = self._stored
         if before is None or {**before, **stored} != before or self.run_id is None:
             write_atomically(self.path / RUN_CONFIG, seal(stored))
         if self.run_id is None:
             write_atomically(self.path / RUN_ID, f"{run_id}\n".encode())
+        return moved
 
     def hand_over(self, run_id: str, config: JsonObject, kept: JsonObject | None = None) -> None:
         """Hand the directory and everything in it from the current run to `run_id`. Killed at any point, it belongs to
@@ -328,17 +328,18 @@ class OutputDirectory:
         with disk_errors(self.path):
             (self.path / RUN_ID).unlink(missing_ok=True)
 
-    def _move_aside(self, run_id: str | None, results: Iterable[str]) -> None:
-        state = saved_state(self.path)
+    def _move_aside(self, run_id: str | None, results: Iterable[str]) -> list[str]:
+        state, moved = saved_state(self.path), list[str]()
         previous = state["run_id"] if state else "unknown"
         if previous == run_id:
-            return  # the same run, resumed by its id
+            return moved  # the same run, resumed by its id
         with disk_errors(self.path):
             for name in dict.fromkeys((*results, *(state["files"] if state else ()))):
                 path = self.path / name
                 if path.exists():
-                    path.replace(free_name(path, previous))
+                    moved.append(path.replace(free_name(path, previous)).name)
             (self.path / STATE).unlink(missing_ok=True)
+        return moved
 
 
 def free_name(path: Path, run_id: str) -> Path:

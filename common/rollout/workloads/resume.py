@@ -192,7 +192,7 @@ def _recorded(workload: AnyWorkload, old: JsonObject, new: JsonObject) -> Iterat
         for key, was, now in _differences(section, old.get(section), new.get(section)):
             if key in workload.changeable_parts:
                 yield from _differences(key, _followed(workload, key, was, now), now)
-            elif key in workload.recorded and key not in workload.changeable:
+            elif key in workload.recorded and key not in workload.changeable and (key, now) != ("run.name", ""):
                 yield key, was, now
 
 

@@ -197,10 +197,10 @@ class Preparation:
             return await self._on_host("; ".join([*why, error.message]), may_change=False)
 
     async def _built(self, builder: Builder, key: str) -> Prepared:
-        directory = _there(self.directory)
+        directory, base = _there(self.directory), recipe.base_of(self._instructions())
 
         async def make(path: Path) -> Made:
-            return await builder.build(directory, path, self.timeout_s, anew=self.anew)
+            return await builder.build(directory, path, self.timeout_s, base=base, anew=self.anew)
 
         return _unpacked(await self.store.get(key, make, anew=self.anew), key)
 

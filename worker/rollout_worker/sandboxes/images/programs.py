@@ -23,6 +23,7 @@ from rollout_worker.sandboxes.errors import (
     ImageToolsMissingError,
 )
 from rollout_worker.sandboxes.images.context import DOCKERFILE
+from rollout_worker.sandboxes.images.registry import is_here, registry_of
 from rollout_worker.sandboxes.images.store import Made
 
 BUILDERS = ("podman", "buildah", "docker")
@@ -103,11 +104,16 @@ class Builder:
             _there[image] = await _answers(self.name, "inspect", "--type", "image", image)
         return _there[image]
 
-    async def build(self, directory: Path, path: Path, timeout_s: float, *, anew: bool) -> Made:
-        """Build the Dockerfile in `directory`; the image's files go to `path`/root. Raises ImageError."""
+    async def build(self, directory: Path, path: Path, timeout_s: float, *, base: str, anew: bool) -> Made:
+        """Build the Dockerfile in `directory`, which starts with `base`; the image's files go to `path`/root.
+
+        Raises ImageError.
+        """
         tag = f"rollout-build-{secrets.token_hex(8)}"
         named = ["--layers"] if self.name == "buildah" else ["-t", tag]  # it cannot remove a tag and keep layers
         options = [*named, "--iidfile", str(path / _ID), *(["--no-cache", "--pull"] if anew else [])]
+        if self.name != "docker" and is_here(registry_of(base)):  # docker knows by itself that they speak HTTP
+            options.append("--tls-verify=false")
         try:
             async with asyncio.timeout(timeout_s):
                 await run(self.name, "build", *options, "-f", str(directory / DOCKERFILE), str(directory))
