@@ -22,7 +22,8 @@ from rollout.workloads.map.limits import BACKSTOP_S
 from rollout_worker.attempts import Held, Plan
 from rollout_worker.causes import MESSAGE_MAX
 from rollout_worker.executors import map as executor_map
-from rollout_worker.executors.map import OUTPUT_BURST, OUTPUT_PER_S, MapExecutor, Output
+from rollout_worker.executors import map_process
+from rollout_worker.executors.map import OUTPUT_BURST, OUTPUT_PER_S, MapExecutor, Output, UserProcess
 from rollout_worker.executors.port import Attempt, LostError, Run
 from rollout_worker.placement import BUSY_S, Child, ChildState
 from rollout_worker.processes.runner import failure_of
@@ -388,6 +389,32 @@ async def test_what_is_not_begun_can_be_taken_back_and_is_never_run(tmp_path: Pa
         await asyncio.wait(tasks)
         assert [t.cancelled() for t in tasks] == [False] + [True] * 5 + [False] * 4
     assert Path(log).read_text().split()[30:] == ["100", "106", "107", "108", "109"]
+
+
+async def test_a_row_that_is_read_while_those_before_it_are_taken_back_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both ends read the queue, so the process may get a row from behind those that were taken back."""
+    real = UserProcess.take_back
+
+    def but_the_last(process: Any) -> set[int]:
+        found = real(process)
+        last = max(found)
+        process._rows.send(map_process.ROW.pack(map_process.INLINE, last) + b"7")
+        return found - {last}
+
+    monkeypatch.setattr(UserProcess, "take_back", but_the_last)
+    async with loaded(tmp_path, "double") as calls:
+        assert await asyncio.gather(*[calls.start(n) for n in range(30)]) == [2 * n for n in range(30)]  # fast, by now
+        [process] = psutil.Process().children()
+        process.suspend()
+        rows = [calls.start(n) for n in range(8)]
+        await asyncio.sleep(0)
+        assert len(calls.executor.take_back([Key(1, 30 + seq) for seq in range(1, 8)])) == 7
+        process.resume()
+        for row in rows[:7]:
+            row.cancel()
+        assert await asyncio.wait_for(rows[7], 30) == 14
 
 
 async def test_a_row_that_is_cancelled_while_it_runs_has_ended_with_it(tmp_path: Path) -> None:

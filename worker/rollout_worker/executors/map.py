@@ -359,6 +359,9 @@ class Host:
         for job in back:
             job.left()
         self._waiting.extendleft(reversed(back))
+        for job in self._running():  # the process may have read a row from behind those that were taken back meanwhile
+            if not job.begun:
+                self._begin(job)
 
     def _take_out(self, job: Job) -> bool:
         if job in self._taken:
