@@ -526,9 +526,10 @@ async def act(row):
     if do == "killed":
         await asyncio.to_thread(lambda: (time.sleep(0.2), os._exit(4)))
     if do == "print":
-        print("row", row["n"])
+        line = f"row {row['n']}" + chr(10)  # in one piece: two threads print at once
+        sys.stdout.write(line)
         await asyncio.sleep(0.01)
-        await asyncio.to_thread(print, "row", row["n"])
+        await asyncio.to_thread(sys.stdout.write, line)
     if do == "raise":
         raise ValueError("bad")
     return row.get("n")
