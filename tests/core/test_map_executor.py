@@ -406,7 +406,7 @@ async def test_a_row_that_is_read_while_those_before_it_are_taken_back_ends(
     monkeypatch.setattr(UserProcess, "take_back", but_the_last)
     async with loaded(tmp_path, "double") as calls:
         assert await asyncio.gather(*[calls.start(n) for n in range(30)]) == [2 * n for n in range(30)]  # fast, by now
-        [process] = psutil.Process().children()
+        [process] = [p for p in psutil.Process().children() if map_process.__file__ in p.cmdline()]
         process.suspend()
         rows = [calls.start(n) for n in range(8)]
         await asyncio.sleep(0)
