@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from core_world import FakeWorker, World
-from rollout.model.item import ItemSpec
+from rollout.model.item import ItemSpec, Key
 from rollout.model.run import RunState
 from rollout_coordinator.core import step as st
 from rollout_coordinator.core.events import CannotStart, WorkerCauses, WorkerGone, WorkerSpawn, WorkerWaiting
@@ -234,11 +235,12 @@ def test_a_run_ends_when_the_only_worker_without_the_cause_is_lost() -> None:
     assert w.view().state is RunState.FAILED
 
 
-def test_a_parent_whose_child_nobody_can_start_ends_the_run_though_others_wait_for_what_it_holds() -> None:
-    """What waits for the parent's process is no hope: the parent waits for the child."""
-    w = World()
+def childless(w: World, **more: Any) -> FakeWorker:
+    """Its parent waits for a child that no worker can start, and one more item of the parent's kind is pending."""
     a = w.worker("A", credit=4)
-    parent = w.parent()
+    w.open(**more)
+    w.submit(1)
+    parent = Key(w.root(), 0)
     a.start(parent)
     w.step(WorkerWaiting(a.session, parent, 1, 0))
     spec = ItemSpec(executor="engine")
@@ -246,12 +248,28 @@ def test_a_parent_whose_child_nobody_can_start_ends_the_run_though_others_wait_f
     w.submit(1)
     w.seal(2)
     w.step(WorkerCauses(a.session, [cause(executor="engine")]))
-    child, behind = (key for key in a.held if key != parent)
-    if a.info[child][2] != spec:
-        child, behind = behind, child
+    [child] = [key for key in a.held if a.info[key][2] == spec]
     a.release(child, reason="engine_start")
+    return a
+
+
+def test_a_parent_whose_child_nobody_can_start_ends_the_run_though_others_wait_for_what_it_holds() -> None:
+    """What waits for the parent's process is no hope: the parent waits for the child."""
+    w = World()
+    a = childless(w)
     w.pass_time(1.0)
     assert w.view().state is RunState.RUNNING, "the other item may still run"
+    [behind] = set(a.held) - {Key(w.root(), 0)}
     a.release(behind, reason="parent_waits")
+    w.pass_time(1.0)
+    assert w.view().state is RunState.FAILED and "cannot start" in w.view().reason
+
+
+@pytest.mark.parametrize("what", ["the run's cap", "the parents of one worker"])
+def test_it_ends_the_run_though_others_fit_that_may_not_begin_beside_it(what: str) -> None:
+    """Simulated seed 1153: parents that wait take all places of the run's own items."""
+    w = World(waiting_max=1) if what == "the parents of one worker" else World()
+    a = childless(w, max_in_flight=1 if what == "the run's cap" else 0)
+    assert set(a.held) == {Key(w.root(), 0)}
     w.pass_time(1.0)
     assert w.view().state is RunState.FAILED and "cannot start" in w.view().reason

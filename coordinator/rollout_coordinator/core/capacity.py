@@ -123,6 +123,15 @@ def strict_room(worker: Worker, requirements: Requirements, besides: Set[str] = 
     return free
 
 
+def room_for_roots(run: Run) -> int:
+    """Return the room under the run's cap for its own items.
+
+    Those that wait for their children count, because they hold what they have (a sandbox, say) and could not continue
+    if others took their place. Their children may use it.
+    """
+    return run.spec.max_in_flight - run.in_flight - run.waiting if run.spec.max_in_flight else UNLIMITED
+
+
 def parents_full(state: State, worker: Worker, run: Run) -> bool:
     """Return whether so many of the run's parents wait there, without credit, that it begins no more of its root
     log."""

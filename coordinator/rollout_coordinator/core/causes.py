@@ -13,7 +13,7 @@ from rollout.model.run import RunState
 from rollout.model.worker import WorkerState
 
 from rollout_coordinator.core import reasons, runs
-from rollout_coordinator.core.capacity import fits, room_to_horizon
+from rollout_coordinator.core.capacity import fits, parents_full, room_for_roots, room_to_horizon
 from rollout_coordinator.core.chains import waits_for_earlier
 from rollout_coordinator.core.events import CannotStart, WorkerCauses
 from rollout_coordinator.core.state import Requirements, Run, StartFailure, State, Worker
@@ -104,12 +104,12 @@ def forget(state: State, run: Run) -> None:
 def _hopeless(state: State, run: Run) -> str:
     """Return why none of its items can continue, or an empty string if one may or it is unknown.
 
-    What its other executors do is done first. Parents that wait for children run nothing, and what a worker returns
-    because they hold what it needs has no place there as long as they wait.
+    What its other executors do is done first. Parents that wait for children run nothing. As long as they wait, there
+    is no place for items that were returned because of them, nor for more of the root log once they fill its places.
     """
     if run.in_flight or any(log in run.logs for _, _, log, _ in state.retries):
         return ""
-    needed: dict[Requirements, None] = {}
+    needed: dict[tuple[Requirements, bool], None] = {}
     for log in run.logs.values():
         if log.closed:
             continue
@@ -117,14 +117,15 @@ def _hopeless(state: State, run: Run) -> str:
             return ""  # nobody knows what is on its way from the ledger
         # Where others must be done first, it is decided by whether these can begin.
         begins = (q for q in log.all_queues() if q.size and not waits_for_earlier(q) and room_to_horizon(state, q) > 0)
-        needed.update(dict.fromkeys(queue.info.requirements for queue in begins))
+        needed.update(dict.fromkeys((queue.info.requirements, log.parent is None) for queue in begins))
     workers = list(_ready(state))
-    parents_wait = any(batch.waiting for log in run.logs.values() for batch in log.flight.values())
     found: list[tuple[Worker, StartFailure]] = []
-    for requirements in needed:
+    for requirements, root in needed:
         able = [worker for worker in workers if fits(worker, requirements)]
-        if parents_wait and able:
-            able = [worker for worker in able if requirements not in worker.given_back]
+        if run.waiting and able:
+            full = root and room_for_roots(run) <= 0
+            able = [w for w in able if not full and requirements not in w.given_back]
+            able = [w for w in able if not (root and parents_full(state, w, run))]
             if not able:
                 continue
         causes = [(w, c) for w in able for c in w.causes if c.final and c.concerns(requirements)]

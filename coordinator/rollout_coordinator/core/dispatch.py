@@ -25,6 +25,7 @@ from rollout_coordinator.core.capacity import (
     idle,
     may_hold,
     parents_full,
+    room_for_roots,
     room_to_horizon,
     strict_room,
     takes,
@@ -195,17 +196,6 @@ def take_from_run(state: State, frame: Frame, run: Run, n: int, soft: bool) -> t
         taken += got
     turn.end()
     return taken, turn.left_some
-
-
-def room_for_roots(run: Run) -> int:
-    """Return the room under the run's cap for its own items.
-
-    Those that wait for their children count, because they hold what they have (a sandbox, say) and could not continue
-    if others took their place. Their children may use it.
-    """
-    if not run.spec.max_in_flight:
-        return UNLIMITED
-    return run.spec.max_in_flight - run.in_flight - run.waiting
 
 
 def judge(state: State, queue: SpecQueue, worker: Worker, soft: bool) -> Verdict:
