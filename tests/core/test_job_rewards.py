@@ -232,7 +232,7 @@ def test_a_job_may_override_a_row() -> None:
 def rows(heading: str) -> dict[str, list[str]]:
     """First cell to the others of the table below `heading`."""
     section = DOCS.read_text().partition(f"## {heading}\n")[2].partition("\n## ")[0]
-    cells = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("|")]
+    cells = [line.split(" | ") for line in section.splitlines() if "|" in line]
     return {row[0].strip().strip("`"): [cell.strip() for cell in row[1:]] for row in cells[2:]}
 
 

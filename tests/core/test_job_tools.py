@@ -342,9 +342,7 @@ def test_a_cost_that_nobody_knows_is_missing_and_not_0(tmp_path: Path) -> None:
 def test_every_column_is_documented() -> None:
     page = (ROOT / "docs/job.md").read_text()
     types = {"text": "text", "integer": "integer", "number": "number", "truth": "true or false"}
-    lines = {
-        kind: next(line for line in page.splitlines() if line.startswith(f"| {kind} |")) for kind in types.values()
-    }
+    lines = {kind: next(line for line in page.splitlines() if line.startswith(f"{kind} | ")) for kind in types.values()}
     assert [one.name for one in COLUMNS if f"`{one.name}`" not in lines[types[one.type]]] == []
 
 
