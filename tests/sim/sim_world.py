@@ -194,9 +194,8 @@ class World:
                 books(state)
         except Violation as violation:
             raise self.violation(violation.invariant, violation.message) from None
-        node.continued = (
-            set() if idle else {e.run_id for e in events if isinstance(e, RunCommand) and e.verb == "continue"}
-        )
+        commands = [e for e in events if isinstance(e, RunCommand)]
+        node.continued = {e.run_id for e in commands if e.verb in ("resume", "continue")}
         node.ended = self._taken(events, step) if step.sends else set()
         lease, epoch = self.store.tables.lease, node.epoch
         if lease is not None and lease.epoch != epoch:
