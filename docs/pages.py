@@ -25,7 +25,8 @@ def over_budget(directory: Path, budget: int = BUDGET) -> list[str]:
     if total <= budget:
         return []
     longest = ", ".join(f"{page.name} {count:,}" for page, count in Counter(words).most_common(5))
-    return [f"docs/ and README.md have {total:,} words, {total - budget:,} over the budget of pages.py; the longest pages: {longest}"]
+    over = f"{total - budget:,} over the budget of pages.py; the longest pages: {longest}"
+    return [f"docs/ and README.md have {total:,} words, {over}"]
 
 
 def broken_links(directory: Path) -> list[str]:

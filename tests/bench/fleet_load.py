@@ -57,7 +57,7 @@ class Fleet:
         )  # fmt: skip
         inventory = Inventory(capacity=(("slots", 1.0),), executors=("script",), host=f"bench-{number}")
         session = Session(SessionSettings(incarnation=incarnation, inventory=inventory), plan)
-        guard = EpochGuard("worker")
+        guard = EpochGuard()
         objects = ObjectsSection(cache_dir=str(self._caches / incarnation))  # of a host of its own
         settings = self.settings.model_copy(update={"objects": objects})
         parts = Parts(settings, session, credentials, guard, incarnation, nothing, nothing, nothing)

@@ -70,7 +70,7 @@ async def worker_channel(tmp_path: Path, address: str) -> grpc.aio.Channel:
 
 async def test_the_server_process(tmp_path: Path) -> None:
     async with server_process(tmp_path) as (process, address):
-        guard = EpochGuard("worker")
+        guard = EpochGuard()
         client = RemoteObjects(lambda: worker_channel(tmp_path, address), pin="w", guard=guard)
         assert await client.get(await client.put(BIG)) == BIG
         assert guard.current == 7

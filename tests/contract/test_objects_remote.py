@@ -198,7 +198,7 @@ async def test_a_store_that_is_away_for_a_moment_costs_nothing(rig: Rig, tmp_pat
 
 
 async def test_epochs(rig: Rig) -> None:
-    guard = EpochGuard("worker", 3)
+    guard = EpochGuard(3)
     client = rig.client(guard=guard, retry_for_s=0.3)
     with pytest.raises(UnavailableError) as caught:
         try:

@@ -148,28 +148,14 @@ def test_every_error_has_a_status() -> None:
     assert status_of(errors.SchemaVersionError())[0] is grpc.StatusCode.INTERNAL
 
 
-def test_a_newer_epoch_deposes_a_coordinator_once() -> None:
-    seen: list[int] = []
-    guard = EpochGuard("coordinator", 3, seen.append)
-    guard.check_peer(pb.HasRequest(epoch=0))
-    for _ in range(2):
-        with pytest.raises(errors.FencedError):
-            guard.check_peer(pb.HasRequest(epoch=4))
-    with pytest.raises(errors.FencedError):
-        guard.check_peer(pb.HasRequest(epoch=1))
-    assert seen == [4]
-    assert guard.deposed
-
-
 def test_a_worker_adopts_newer_epochs_and_ignores_older_ones() -> None:
-    guard = EpochGuard("worker")
+    guard = EpochGuard()
     guard.check_peer(pb.HasReply(epoch=5))
     assert guard.stamp(pb.HasRequest()).epoch == guard.current == 5
     with pytest.raises(StaleEpochError):
         guard.check_peer(pb.HasReply(epoch=4))
-    for side in ("coordinator", "worker", "client"):
-        with pytest.raises(errors.ProtocolError, match="epoch"):
-            EpochGuard(side).check_peer(pb.HasReply())
+    with pytest.raises(errors.ProtocolError, match="epoch"):
+        guard.check_peer(pb.HasReply())
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ async def turns() -> None:
 
 
 async def test_frames_that_come_while_a_message_is_written_go_out_with_the_next() -> None:
-    stream = cast(Any, WorkStream(cast(Any, SimpleNamespace()), EpochGuard("worker"), lambda event: None, str))
+    stream = cast(Any, WorkStream(cast(Any, SimpleNamespace()), EpochGuard(), lambda event: None, str))
     stream._session = "S"
     call = SlowCall()
     writing = asyncio.create_task(stream._write(call))

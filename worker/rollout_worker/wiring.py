@@ -239,7 +239,7 @@ class Worker:
             settings=settings,
             session=session,
             credentials=credentials,
-            guard=EpochGuard("worker"),
+            guard=EpochGuard(),
             incarnation=incarnation,
             reload_plugins=self._reload,
             call_plugin=self.host.call,

@@ -114,7 +114,7 @@ class Connection:
         self.addresses = list(dict.fromkeys(addresses))
         self.credentials = credentials
         self.patience_s = patience_s
-        self._guard = EpochGuard("client")
+        self._guard = EpochGuard()
         self._on_trouble = on_trouble
         self._on_addresses = on_addresses
         self._on_answer = on_answer

@@ -56,7 +56,7 @@ class RemoteObjects:
     ) -> None:
         self._open_channel = open_channel
         self._pin = pin
-        self._guard = guard or EpochGuard("client")
+        self._guard = guard or EpochGuard()
         self._retry_for_s = retry_for_s
         self._channel: grpc.aio.Channel | None = None
         self._proven: grpc.aio.Channel | None = None  # the last that a call succeeded on
