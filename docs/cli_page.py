@@ -30,7 +30,8 @@ EVERYWHERE = (
     (re.compile(r"\.\.$"), "."),
     (re.compile(r"; 2 configuration or (?:input|usage)(?=[.;])"), ""),
     (re.compile(r"; 130 interrupted"), ""),
-    (re.compile(r"--json(?: prints an object per line:|: an object per line,)"), "--json lines:"),
+    (re.compile(r"--json(?: prints an object per line(?: with an `event`)?:|: an object per line,)"), "--json lines:"),
+    (re.compile(r"--json prints an object per line(?=,)"), "--json lines"),
 )
 """What the introduction says of every command, and shorter forms."""
 DEFAULT = re.compile(r" Default: (.+?)\.$")
@@ -133,7 +134,7 @@ class Shared:
 
     usual: dict[str, Option]
     places: dict[tuple[str, str, str], str] = field(default_factory=config_page.keys_with_options)
-    first: dict[Option, str] = field(default_factory=dict[Option, str])
+    first: dict[tuple[str, str, str | None], str] = field(default_factory=dict[tuple[str, str, str | None], str])
     twins: dict[frozenset[Option], str] = field(default_factory=dict[frozenset[Option], str])
 
     @classmethod
@@ -179,19 +180,20 @@ class Shared:
         if (
             twin := self.twins.setdefault(frozenset(one.options), one.name)
         ) != one.name and twin in self.first.values():
-            yield from [f"Otherwise as [`{twin}`](#{twin.replace(' ', '-')}).", ""]
+            yield from [f"Otherwise as {link(twin)}.", ""]
             return
         common = [f"`{name}`" for name, option in self.usual.items() if option in left]
         left = {option: None for option in left if option not in self.usual.values()}
         again: dict[str, list[str]] = {}
         of_keys: dict[str, list[str]] = {}
         for option in left:
-            if place := self.place_of(option, one.name):
-                of_keys.setdefault(place, []).append(f"`{option[0]}`")
-            elif (first := self.first.setdefault(option, one.name)) == one.name:
-                yield item(option)
-            else:
+            place = self.place_of(option, one.name)
+            if (first := self.first.setdefault((*option, place), one.name)) != one.name:
                 again.setdefault(first, []).append(f"`{flag(option[0])}`")
+            elif place:
+                of_keys.setdefault(place, []).append(f"`{option[0]}`")
+            else:
+                yield item(option)
         yield ""
         if of_keys:
             listed = [f"{', '.join(names)} of {place}" for place, names in of_keys.items()]
@@ -199,9 +201,13 @@ class Shared:
         parts = [", ".join(common)] if common else []
         parts += [
             *groups,
-            *(f"{', '.join(names)} as [`{first}`](#{first.replace(' ', '-')})" for first, names in again.items()),
+            *(f"{', '.join(names)} as {link(first)}" for first, names in again.items()),
         ]
         yield from [f"Also: {'; '.join(parts)}.", ""] if parts else []
+
+
+def link(command: str) -> str:
+    return f"[`{command.removeprefix('rollout ')}`](#{command.replace(' ', '-')})"
 
 
 def item(option: Option) -> str:

@@ -21,11 +21,11 @@ Written by `python docs/generate.py`. Every command has `-h` (which also shows b
 `--version`. In `--limit N=50`, 50 is the default.
 
 **Exit codes:** 0 success; 1 the work failed, or something it needs is missing; 2 configuration, input or usage; 130
-interrupted. If standard output is closed or full, the exit code is 1, but a workload finishes its files.
+interrupted. Also 1 if standard output is closed or full, but a workload finishes its files.
 
 **Errors** are one message on standard error, `error [code]: ...`. With `--json`, standard output also has
-`{"error": {code, message, faults}}`. Codes are stable, and JSON keys are only ever added. "--json lines" means an
-object per line.
+`{"error":{code,message,faults}}`. Codes are stable, and JSON keys are only ever added. "--json lines" means an object
+per line; a name before the braces is its `event`.
 
 **Shell completion** for bash, zsh and fish: `rollout --install-completion`.
 """
@@ -111,13 +111,13 @@ TASKS = (
 ```
 rollout plan --config batch.toml              # check everything, start nothing
 rollout infer preview --config batch.toml     # prompts and numbers of tokens
-rollout infer batch --config batch.toml       # on this machine, or on the joined cluster
+rollout infer batch --config batch.toml       # here, or on the joined cluster
 rollout infer batch --config batch.toml --extend            # only rows added since
 rollout infer retry out                                     # failed rows
 rollout map words:count --input in.jsonl --output out
 ```
 
-The same command resumes, however it ended. `--dry-run` checks the same as `plan`, with the command's options.
+`--dry-run` checks the same as `plan`, with the command's options.
 """,
         (
             "rollout infer batch",
@@ -131,7 +131,7 @@ The same command resumes, however it ended. `--dry-run` checks the same as `plan
     Task(
         "Run tests",
         """
-[test.md](test.md) describes files and output. A project with pytest needs no configuration.
+See [test.md](test.md). A project with pytest needs no configuration.
 
 ```
 rollout test run                              # all tests
@@ -155,10 +155,9 @@ rollout test history --sort flaky             # which tests are unstable
     Task(
         "Train",
         """
-[train.md](train.md) describes files and output. The same command resumes, to the same bytes.
+See [train.md](train.md). The same command resumes, to the same bytes.
 
 ```
-rollout train sft --config train.toml --dry-run
 rollout train sft --config train.toml
 rollout train verify @last --all              # repeat every segment: same bytes?
 rollout snapshot export 8fb5aeef56d7 --output model
@@ -185,10 +184,9 @@ rollout snapshot export 8fb5aeef56d7 --output model
     Task(
         "Evaluate agents",
         """
-[job.md](job.md) describes job.yaml, tasks and files.
+See [job.md](job.md).
 
 ```
-rollout job run job.yaml --dry-run
 rollout job run job.yaml
 rollout job tail nightly 'hello/*/mine/*'     # output of agents and verifiers
 ```
@@ -198,11 +196,11 @@ rollout job tail nightly 'hello/*/mine/*'     # output of agents and verifiers
     Task(
         "Compare variants of an agent",
         """
-[experiment.md](experiment.md) describes experiment.yaml.
+See [experiment.md](experiment.md).
 
 ```
 rollout experiment run experiment.yaml --dry-run --effect 0.1
-rollout experiment run experiment.yaml        # the same command resumes
+rollout experiment run experiment.yaml
 rollout experiment describe @last
 ```
 """,
@@ -222,7 +220,7 @@ rollout experiment describe @last
     Task(
         "Say which variant is better",
         """
-For experiments, and for any two runs with the same tasks: [experiment.md](experiment.md#which-variant-is-better).
+See [experiment.md](experiment.md#which-variant-is-better). Any two runs with the same tasks can be compared.
 
 ```
 rollout experiment analyze @last --margin 0.02
@@ -241,7 +239,7 @@ rollout experiment report fix-bugs
     Task(
         "Look at evaluations",
         """
-[job.md](job.md) describes jobs. A job is named by its directory or its run.
+See [job.md](job.md). A job is named by its directory or its run.
 
 ```
 rollout job show nightly                      # agents, rates with intervals, pass@k, errors
@@ -256,7 +254,7 @@ rollout job regrade nightly --tasks 'hello/*' # with the current tests
     Task(
         "Make tasks for agents",
         """
-[job.md](job.md) describes the files of a task.
+See [job.md](job.md).
 
 ```
 rollout task init hello/write-hello
@@ -271,9 +269,7 @@ rollout task oracle hello                     # the solution passes, doing nothi
         """
 ```
 rollout run list --state running
-rollout run show @last
 rollout run watch @last
-rollout workers
 ```
 """,
         (
@@ -289,10 +285,9 @@ rollout workers
     Task(
         "Answer requests of OpenAI's clients",
         """
-[serve.md](serve.md) describes addresses, API keys, failures and switching models.
+See [serve.md](serve.md).
 
 ```
-rollout serve --config serve.toml                           # until Ctrl-C
 rollout serve --config serve.toml --listen 0.0.0.0:8000 --workers 2
 ```
 """,
@@ -301,7 +296,7 @@ rollout serve --config serve.toml --listen 0.0.0.0:8000 --workers 2
     Task(
         "See it in a browser",
         """
-[ui.md](ui.md) describes access and cost.
+See [ui.md](ui.md).
 
 ```
 rollout ui --open                             # --dir out: of a private cluster
@@ -327,8 +322,7 @@ rollout logs @last --follow                   # output of functions and engines
     Task(
         "Get results",
         """
-A workload's command writes results as they come; given again, it collects those of a detached run. `run results`
-writes the files of any run anywhere.
+A workload's command writes results as they come; given again, it collects those of a detached run.
 
 ```
 rollout run results nightly --output results
@@ -340,8 +334,6 @@ rollout run results nightly --output results
         "Command a run",
         """
 ```
-rollout run pause nightly
-rollout run resume nightly
 rollout run kill E0AD --reason "wrong model"
 rollout run delete E0AD
 ```
@@ -360,7 +352,7 @@ rollout run delete E0AD
 rollout-coordinator run --config coordinator.toml
 rollout-coordinator token create --role worker        # on the coordinator's host
 rollout-worker join --coordinator HOST:JOIN_PORT --token TOKEN
-rollout-worker run                                    # reads ./worker.toml if it exists
+rollout-worker run
 ```
 """,
         (
@@ -382,10 +374,10 @@ rollout-worker run                                    # reads ./worker.toml if i
     Task(
         "Use a cloud provider's account",
         """
-[cloud.md](cloud.md) begins with a first try.
+See [cloud.md](cloud.md).
 
 ```
-rollout cloud doctor --provider aws --config train.toml && rollout train sft --config train.toml
+rollout cloud doctor --provider aws --config train.toml
 ```
 """,
         ("rollout cloud doctor", "rollout-coordinator adopt-objects"),
@@ -398,7 +390,6 @@ rollout join --coordinator head:50052 --token-file token      # makes and uses t
 rollout infer batch --config batch.toml                       # runs there
 rollout context use staging
 rollout run list --context prod
-rollout infer batch --config batch.toml --local               # on this machine
 ```
 
 A line (or the event `cluster`) names the command's cluster and why. The first of these that is set decides:
@@ -419,8 +410,8 @@ tls_dir = "/home/me/tls"
 ```
 
 **Private clusters** are inspected in their output directory, in its parent, or with `--dir DIR`; if the command has
-ended, a coordinator starts for the answer. An output directory stays with its cluster: a command for another is refused
-with the one that resumes.
+ended, a coordinator starts for the answer. An output directory stays with its cluster: a command for another cluster is
+refused, and the error names the command that resumes.
 
 **A killed run** resumes only with `--resume RUN`; a failed or interrupted one by the same command.
 """,

@@ -58,12 +58,18 @@ ROLLOUT_TRANSPORT__LISTEN_ADDR=0.0.0.0:50051 rollout-coordinator run
 A run can resume with another file if only `[output]`, `[workers]` and marked keys differ. *Followed*: the new value
 applies to work without a result. *Kept*: the run keeps its old value and says so. Any other difference makes a new run.
 
-The column *value* shows the default; of several values, the first is the default. A type means that the key is unset by
-default. An option in brackets sets the key on the command line.
+The column *value* shows the default, which is the first of several values; a type means that the key is unset by
+default. An option in brackets sets the key.
 """
 OF_JOBS = (AgentSection, SandboxSection)
 """Sections that docs/job.md describes."""
+LONG = 8
+"""Words of a meaning, from which on a file has it once for each key of that name."""
+ALIKE = 5
+"""Rows with the same values, from which on these are printed once."""
 HEAD = ["key|value|meaning", "---|---|---"]
+REMEDIES = ("set ", "use ", "give ", "name ", "save ", "call ", "change ", "rollout ")
+"""How a remedy for a name of TRL begins."""
 missing: list[str] = []
 
 
@@ -155,17 +161,30 @@ def value_of(one: FieldInfo) -> str:
     if one.is_required():
         return f"{kind}, required"
     default = one.get_default(call_default_factory=True)
-    if default is None or default in ([], {}) or isinstance(default, BaseModel):
+    if default is None or default in ([], {}) or isinstance(default, BaseModel) or kind == "table":
         return f"unset {kind}" if kind.startswith("`") else kind
     shown = f"`{json.dumps(default, default=str)}`"
     others = [choice for choice in kind.split() if choice != shown] if kind.startswith("`") else []
     return " ".join([shown, *others])
 
 
-def row(key: str, one: FieldInfo, of: Setting | None) -> str:
+def row(key: str, one: FieldInfo, of: Setting | None, base: FieldInfo | None = None, said: str = "") -> str:
+    """`base`: the key where the page has it already. `said`: a link to where it has the meaning."""
     option, mark = setting_of(one, of)
-    shown = " ".join(filter(None, [one.description or "", f"(`{option}`)" if option else "", mark]))
+    alike = base is not None and (one.description, value_of(one)) == (base.description, value_of(base))
+    meaning = "The same." if alike and option else f"As in {said}." if said else one.description or ""
+    shown = " ".join(filter(None, [meaning, f"(`{option}`)" if option else "", mark]))
     return "|".join([f"`{one.alias or key}`", value_of(one), shown.replace("|", "\\|")])
+
+
+def table(rows: list[str]) -> list[str]:
+    """Values that all rows have stand above it."""
+    found = {row.split("|")[1] for row in rows}
+    value = found.pop()
+    if found or len(rows) < ALIKE or " " not in value:
+        return [*HEAD, *rows]
+    alike = [row.replace(f"|{value}|", "|", 1) for row in rows]
+    return [f"Values of each key: {value.replace(' ', ', ')}.", "", "key|meaning", "---|---", *alike]
 
 
 def declared_setting(one: FieldInfo) -> Setting | None:
@@ -218,6 +237,8 @@ class Home:
 class Page:
     homes: dict[type[BaseModel], Home] = field(default_factory=dict[type[BaseModel], Home])
     lines: list[str] = field(default_factory=list[str])
+    said: dict[tuple[str, str, str], str] = field(default_factory=dict[tuple[str, str, str], str])
+    """By file, key and meaning: the heading above it."""
 
     def find_homes(self, places: list[Place]) -> None:
         users: dict[type[BaseModel], list[Place]] = {}
@@ -250,14 +271,20 @@ class Page:
             base, home = found
             lead = home.link + (", but *followed* keys are *kept*" if place.setting and follows(place.model) else "")
         rows: list[str] = []
+        heading = title or f"`[{shown_name(place.name)}]`"
+        first = f"### {heading}" not in self.lines
         for key, one in keys_of(place.model).items():
-            if not same(one, base.model_fields.get(key)):
-                rows.append(row(key, one, place.setting))
+            if not same(one, there := base.model_fields.get(key)):
+                meaning = one.description or ""
+                said = self.said.get((place.file, key, meaning), "") if len(meaning.split()) >= LONG else ""
+                if first:
+                    self.said.setdefault((place.file, key, meaning), f"[{heading}](#{anchor(heading)})")
+                rows.append(row(key, one, place.setting, there, said))
                 missing.extend([] if one.description else [f"{place.file} {place.name}.{key}"])
         if rows:
-            self.lines += [f"### {title or f'`[{shown_name(place.name)}]`'}", ""]
+            self.lines += [f"### {heading}", ""]
             self.lines += [f"As {lead}, and:", ""] if lead else []
-            self.lines += [*HEAD, *rows, ""]
+            self.lines += [*table(rows), ""]
         elif lead:
             self.lines += [f"`[{shown_name(place.name)}]`: as {lead}.", ""]
         for one in place.below():
@@ -324,19 +351,26 @@ def names_of_trl() -> list[str]:
     lines = [
         "## TRL's names",
         "",
-        "`[algorithm.KIND]` accepts the names of TRL's configuration. A key under both names is an error, and so is a "
-        "request for an unsupported feature.",
+        "`[algorithm.KIND]` accepts the names of TRL's configuration. A key under both names is an error.",
         "",
     ]
     lines += listed({name: trl_meaning(key) for name, key in KEYS.items() if key.place})
-    lines += ["These change no result; they are ignored with a note:", ""]
-    lines += listed({name: key.note for name, key in KEYS.items() if key.note and not key.place})
+    ignored = sorted(name for name, key in KEYS.items() if key.note and not key.place)
+    lines += ["These change no result. A note says why each is ignored:", "", f"{', '.join(map(code, ignored))}.", ""]
     lines += ["These are refused, unless they are off or have the value in brackets:", ""]
     refused = {name: key for name, key in KEYS.items() if not key.note and not key.place}
-    return [
-        *lines,
-        *listed({name: key.instead for name, key in refused.items()}, {n: fine(k) for n, k in refused.items()}),
-    ]
+    marks = {name: fine(key) for name, key in refused.items()}
+    return [*lines, *listed({name: remedy(key.instead) for name, key in refused.items()}, marks)]
+
+
+def remedy(text: str) -> str:
+    """What to do instead, without the reason, which the error gives."""
+    last = text.rpartition(": ")[2]
+    return last if last.startswith(REMEDIES) else "leave it out"
+
+
+def code(name: str) -> str:
+    return f"`{name}`"
 
 
 def listed(meanings: dict[str, str], marks: dict[str, str] | None = None) -> list[str]:
@@ -359,7 +393,7 @@ def trl_meaning(key: Key) -> str:
 def fine(key: Key) -> str:
     off = (False, "", 0, [], {}, "no", "none")
     shown = [value for value in key.fine if value not in off]
-    return f" (`{json.dumps(shown[0])}`)" if shown else ""
+    return f" (`{json.dumps(shown[0], separators=(',', ':'))}`)" if shown else ""
 
 
 def read_files() -> tuple[list[tuple[str, type[BaseModel], str]], Page]:

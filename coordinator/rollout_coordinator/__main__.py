@@ -277,7 +277,7 @@ def adopt_objects(
 ) -> None:
     """Record that all objects were copied to the place that FILE names: another bucket, prefix or backend.
 
-    It checks that every object of every run is there and changes nothing else. Stop the coordinator first.
+    It checks that every object is there, and changes nothing else. Stop the coordinator first.
     """
     where = None
     if state is None:

@@ -23,9 +23,10 @@ CoordinatorOption = Annotated[
     typer.Option(
         "--coordinator",
         metavar="HOST:PORT",
-        help="A coordinator; the cluster reports the others. Default: ROLLOUT_COORDINATOR, "
-        "ROLLOUT_CONTEXT, ./rollout.toml, the cluster joined in the TLS directory, the context in"
-        " use.",
+        help=(
+            "A coordinator; the cluster reports the others. Default: ROLLOUT_COORDINATOR, ROLLOUT_CONTEXT, "
+            "./rollout.toml, the cluster of --tls-dir, the context in use."
+        ),
     ),
 ]
 TlsDirOption = Annotated[

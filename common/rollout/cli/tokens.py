@@ -19,8 +19,10 @@ TokenOption = Annotated[
     typer.Option(
         "--token",
         metavar="TOKEN",
-        help="Token that `rollout-coordinator token create` printed; --token-file or "
-        "ROLLOUT_JOIN_TOKEN keep it out of process lists.",
+        help=(
+            "Token of `rollout-coordinator token create`; --token-file or ROLLOUT_JOIN_TOKEN keep it out of "
+            "process lists."
+        ),
     ),
 ]
 TokenFileOption = Annotated[

@@ -66,7 +66,7 @@ class S3Section(_Part):
     bucket: str = Field(default="", description="Bucket that stores objects instead of the coordinator's disk.")
     prefix: Prefix = ""
     endpoint_url: str = Field(
-        default="", description="Endpoint of a compatible store such as MinIO, Ceph or R2; default: that of [cloud]."
+        default="", description="Endpoint of a compatible store such as MinIO, Ceph or R2; default: [cloud]'s."
     )
     addressing: Literal["auto", "path", "virtual"] = Field(
         default="auto",
@@ -91,9 +91,7 @@ class S3Section(_Part):
 class GcsSection(_Part):
     bucket: str = Field(default="", description="Bucket that stores objects instead of the coordinator's disk.")
     prefix: Prefix = ""
-    endpoint_url: str = Field(
-        default="", description="Endpoint of an emulator; default: that of [cloud], else Google's."
-    )
+    endpoint_url: str = Field(default="", description="Endpoint of an emulator; default: [cloud]'s.")
     resumable_chunk_bytes: int = Field(
         default=16 * MIB,
         ge=5 * MIB,
@@ -115,8 +113,8 @@ class GcsSection(_Part):
 
 class SqsSection(_Part):
     queue_url: str = Field(default="", description="Queue that delivers rows.")
-    output_queue_url: str = Field(default="", description="Queue that also receives results; default: none.")
-    endpoint_url: str = Field(default="", description="Endpoint of an emulator; default: that of [cloud], else AWS's.")
+    output_queue_url: str = Field(default="", description="Queue that also receives results.")
+    endpoint_url: str = Field(default="", description="Endpoint of an emulator; default: [cloud]'s.")
     visibility_timeout_secs: int = Field(
         default=300, ge=10, le=43_200, description="Lease on a message, extended while its row is processed."
     )
@@ -127,10 +125,8 @@ class SqsSection(_Part):
 class PubsubSection(_Part):
     topic: str = Field(default="", description="Topic of the subscription, to which `rollout cloud doctor` publishes.")
     subscription: str = Field(default="", description="Subscription that delivers rows.")
-    output_topic: str = Field(default="", description="Topic that also receives results; default: none.")
-    endpoint_url: str = Field(
-        default="", description="Endpoint of an emulator; default: that of [cloud], else Google's."
-    )
+    output_topic: str = Field(default="", description="Topic that also receives results.")
+    endpoint_url: str = Field(default="", description="Endpoint of an emulator; default: [cloud]'s.")
     ack_deadline_secs: int = Field(
         default=30, ge=10, le=600, description="Lease on a message, extended while its row is processed."
     )
@@ -145,15 +141,13 @@ class CloudSecretsSection(_Part):
         "reads one key of a JSON object.",
     )
     ttl_secs: float = Field(default=300.0, ge=0, le=86_400, description="Seconds until a value is read again.")
-    endpoint_url: str = Field(
-        default="", description="Endpoint of an emulator; default: that of [cloud], else the provider's."
-    )
+    endpoint_url: str = Field(default="", description="Endpoint of an emulator; default: [cloud]'s.")
 
     _url = field_validator("endpoint_url")(_endpoint)
 
 
 class CloudSection(_Part):
-    provider: Provider = Field(default="", description="Cloud provider; empty: none.")
+    provider: Provider = Field(default="", description="Cloud provider.")
     region: str = Field(default="", description="AWS region; default: AWS_REGION, then the profile's.")
     project: str = Field(default="", description="GCP project; default: GOOGLE_CLOUD_PROJECT, then the credentials'.")
     endpoint_url: str = Field(

@@ -19,7 +19,7 @@ from rollout.config.settings import CoordinatorSettings, WorkerSettings
 PREFIX = "ROLLOUT_"
 """Variables that begin so hold secrets: their values are never shown, and child processes do not inherit them."""
 OTHERS = {
-    "ROLLOUT_COORDINATOR": "Coordinators for `rollout`: HOST:PORT, separated by commas.",
+    "ROLLOUT_COORDINATOR": "Coordinators for `rollout`: HOST:PORT,...",
     "ROLLOUT_CONTEXT": "Context for `rollout`.",
     "ROLLOUT_TLS_DIR": "Directory of certificates for `rollout`.",
     "ROLLOUT_JOIN_TOKEN": "Token for `join`.",

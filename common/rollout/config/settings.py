@@ -187,8 +187,7 @@ class WorkerSection(Section):
     capacity: dict[str, Amount] = Field(default_factory=dict[str, Amount], description="Additional resources, by name.")
     devices: list[str] = Field(
         default_factory=list[str],
-        description="Accelerators to lease, named as in CUDA_VISIBLE_DEVICES; default: all found, within an "
-        "inherited CUDA_VISIBLE_DEVICES.",
+        description="Accelerators to lease, named as in CUDA_VISIBLE_DEVICES; default: those that it lists, else all.",
     )
     scratch_dir: str = Field(default="./data/scratch", description="Parent of the attempts' directories.")
     max_engines: int = Field(

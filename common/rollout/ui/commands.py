@@ -50,7 +50,7 @@ def ui(
 ) -> None:
     """Serve a live page of the cluster: runs, rows, workers, curves, failures; pause, resume, kill and drain.
 
-    On loopback it is open; elsewhere, or behind a proxy, people log in with an operator's token.
+    Beyond loopback, or behind a proxy, people log in with an operator's token.
     """
     choose_cluster(coordinator, tls_dir)
     target = need_target(coordinator, tls_dir, chosen().selector)

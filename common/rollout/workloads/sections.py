@@ -29,15 +29,18 @@ Format = Literal["auto", "jsonl", "csv", "tsv", "parquet", "dataset"]
 
 FORMAT: Any = Field(
     default="auto",
-    description="Format of the files; auto: by the ending (.parquet, .csv, .tsv), else jsonl; dataset: "
-    "directories of Hugging Face's Dataset.save_to_disk.",
+    description=(
+        "File format; auto: by the ending (.parquet, .csv, .tsv), else jsonl; dataset: directories of Hugging "
+        "Face's Dataset.save_to_disk."
+    ),
 )
 
 
 class InputSection(Section):
     glob: str | list[str] = Field(
-        description="Paths, patterns or s3:// and gs:// URLs of input files, plain, .gz or .zst, read in "
-        "sorted order within each pattern."
+        description=(
+            "Paths, patterns or s3:// and gs:// URLs of input files, plain, .gz or .zst, sorted within each pattern."
+        )
     )
 
     on_bad_row: Literal["error", "skip"] = ON_BAD_ROW
@@ -200,15 +203,20 @@ class WorkersSection(Section):
     )
 
 
-class RunSection(Section):
-    """How a run is carried out, not what it does."""
+class QueuedRun(Section):
+    """A run among others."""
 
     name: Annotated[str, KEPT] = Field(
         default="", description="Name for use in commands; default: the output directory's."
     )
     priority: Annotated[int, KEPT] = Field(
-        default=0, ge=-1000, le=1000, description="Runs with a higher priority get a larger share of the workers."
+        default=0, ge=-1000, le=1000, description="A higher priority gets a larger share of the workers."
     )
+
+
+class RunSection(QueuedRun):
+    """How a run is carried out, not what it does."""
+
     max_attempts: Annotated[int, FOLLOWED] = Field(
         default=3, ge=1, le=100, description="Attempts at a row before it goes to errors.jsonl."
     )
@@ -250,7 +258,7 @@ class BackendSection(Section):
     kind: Literal["vllm", "transformers", "openai", "mock"] | str = Field(
         default="vllm",
         min_length=1,
-        description="Inference engine: vllm, transformers, openai (a server), mock, or a registered name.",
+        description="Inference engine, built in or registered; openai: a server.",
     )
     # mock
     delay_ms: Annotated[float, FOLLOWED] = Field(default=0.0, ge=0, le=DAY_MS, description="mock: time per row.")
@@ -285,8 +293,7 @@ class BackendSection(Section):
     tensor_parallel_size: Annotated[int, FOLLOWED] = Field(default=1, ge=1, le=64, description="vllm: GPUs per engine.")
     replicas: Annotated[Annotated[int, Field(ge=1, le=64)] | Literal["auto"], FOLLOWED] = Field(
         default=1,
-        description="Engines per worker, each with a copy of the model and its own GPUs; auto: as many as the"
-        " GPUs allow.",
+        description="Engines per worker, each with its own GPUs; auto: as many as the GPUs allow.",
     )
     enforce_eager: Annotated[bool | None, FOLLOWED] = Field(
         default=None, description="vllm: capture no graphs; default: true on CPU."
@@ -296,5 +303,5 @@ class BackendSection(Section):
     )
     trust_remote_code: bool = Field(default=False, description="Run code that the model brings along.")
     engine: Annotated[dict[str, Any], Setting(on_resume="follow", parts=_SPEED)] = Field(
-        default_factory=dict[str, Any], description="Additional arguments, passed to the engine unchanged."
+        default_factory=dict[str, Any], description="Additional arguments of the engine."
     )

@@ -54,8 +54,8 @@ def events(
 ) -> None:
     """List events: workers that join, fail and leave, leaders, steals, states of runs, commands.
 
-    They include the first failed row of each cause, 20 per run. The newest 10,000 events of a cluster and 1,000 of
-    a run are kept.
+    They include the first failed row of each cause, 20 per run. A cluster keeps its newest 10,000 events, and 1,000 of
+    each run.
 
     --json: an object per line, `{time, event, level, run_id?, worker_id?, message, fields}`. Keys are only ever added.
     """

@@ -30,7 +30,7 @@ def join(
     """Enrol this host as an operator's, and use the cluster from now on.
 
     The authority is checked against the token's hash before the token is sent. Commands find the cluster through DIR in
-    this directory, and elsewhere through the new context.
+    this directory, elsewhere through the new context.
     """
     from rollout.security import join_client  # brings cryptography and grpc
     from rollout.security.roles import Role

@@ -26,8 +26,7 @@ def make_tiny(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="New or empty directory to write.")],
     seed: Annotated[int, typer.Option("--seed", min=0, max=(1 << 63) - 1, help="Seed of the weights.")] = 0,
 ) -> None:
-    """Make a tiny random model with tokenizer and chat template that every engine loads, offline, for demos and
-    tests."""
+    """Make a tiny random model for demos and tests, with tokenizer and chat template, which every engine loads."""
     if directory.is_file():
         raise InputError(f"{directory} is a file: name a directory")
     if directory.is_dir() and any(directory.iterdir()) and not (directory / "config.json").is_file():

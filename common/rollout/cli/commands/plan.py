@@ -41,7 +41,7 @@ def plan(
 ) -> None:
     """Check a configuration file and its input, and show what it would do.
 
-    Nothing is written, and no cluster is contacted; input in buckets is read.
+    It writes nothing and contacts no cluster, but reads input in buckets.
     --json: `{"kind": ..., "ok": true, "plan": [...]}`.
     """
     path = one_file(file, config, "rollout plan rollout.toml")

@@ -33,8 +33,10 @@ RunArgument = Annotated[
     str,
     typer.Argument(
         metavar="RUN",
-        help="The run: its id or short id, a unique prefix of either, its name (the newest with it), "
-        "or @last (submitted last from here).",
+        help=(
+            "The run: its id or short id, a unique prefix of either, its name (the newest), or @last (submitted "
+            "last from here)."
+        ),
         autocompletion=complete_run,
     ),
 ]

@@ -58,7 +58,7 @@ def list_workers(
     all_workers: AllOption = False,
     json: JsonOption = False,
 ) -> None:
-    """List the workers, as `rollout workers` does."""
+    """List the workers."""
     reply = ask(coordinator, tls_dir, lambda client: client.workers(all=all_workers))
     from rollout.cli import show
 
@@ -107,7 +107,7 @@ VERBS = {
 
 
 def _add_verb(verb: str, what_it_does: str, said: str) -> None:
-    @app.command(verb, help=f"{what_it_does} --json: the worker, as in `rollout workers --json`.")
+    @app.command(verb, help=f"{what_it_does} --json: as in `rollout workers --json`.")
     def command_worker(
         worker: WorkerArgument,
         coordinator: CoordinatorOption = None,

@@ -105,11 +105,11 @@ class SamplingSection(Section):
         default=1.0, gt=0, le=10, description="Divisor of the score of seen tokens; 1: off."
     )
     json_schema: dict[str, Any] | str | None = Field(
-        default=None, description="JSON schema of every completion: inline table, or path of a JSON file."
+        default=None, description="JSON schema of every completion: a table, or a file's path."
     )
     ignore_eos: bool = Field(default=False, description="Continue after the end-of-sequence token.")
     logit_bias: dict[str, float] | None = Field(
-        default=None, description="Number from -100 to 100 to add to a token's score, by token id."
+        default=None, description="Numbers from -100 to 100 to add to scores, by token id."
     )
     stop_token_ids: list[int] = Field(
         default_factory=list[int], max_length=128, description="Tokens that end a completion and are left out of it."
@@ -225,8 +225,10 @@ class InferBackend(BackendSection):
     tool_parser: str | None = Field(
         default=None,
         min_length=1,
-        description="vllm: name of vLLM's tool-call parser, such as hermes; unset: the formats of Hermes, "
-        "Qwen, Qwen3-Coder, Mistral and Llama 3.",
+        description=(
+            "vllm: its tool-call parser, such as hermes; default: the formats of Hermes, Qwen, Qwen3-Coder, "
+            "Mistral and Llama 3."
+        ),
     )
     # openai
     base_url: Annotated[str, FOLLOWED] = Field(

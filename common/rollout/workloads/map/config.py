@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from rollout.config.cloud import WithCloud
-from rollout.config.declared import KEPT, Setting
+from rollout.config.declared import Setting
 from rollout.config.section import Section
 from rollout.workloads.sections import (
     ON_BAD_ROW,
@@ -17,6 +17,7 @@ from rollout.workloads.sections import (
     OutputFormat,
     OutputPlace,
     QueuedInput,
+    QueuedRun,
     WorkersSection,
 )
 
@@ -95,7 +96,7 @@ class OutputSection(OutputPlace):
     format: OutputFormat = OUTPUT_FORMAT
 
 
-class RunSection(Section):
+class RunSection(QueuedRun):
     """How rows run. The Python API accepts the same keys."""
 
     timeout: Annotated[Seconds, Setting("--timeout", "TIME", on_resume="follow", stored="timeout_s")] = Field(
@@ -138,9 +139,6 @@ class RunSection(Section):
         default="",
         max_length=200,
         description="Name for use in commands; default: the output directory's.",
-    )
-    priority: Annotated[int, KEPT] = Field(
-        default=0, ge=-1000, le=1000, description="Runs with a higher priority get a larger share of the workers."
     )
 
     @model_validator(mode="after")

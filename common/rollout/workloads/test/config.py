@@ -13,8 +13,9 @@ from typing import Annotated, Any, Literal, Self
 import pathspec
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from rollout.config.declared import KEPT, Setting
+from rollout.config.declared import Setting
 from rollout.config.section import Section, fault_at, raise_faults
+from rollout.workloads.sections import QueuedRun
 
 _ENV: Any = Field(default_factory=dict[str, str], description="Environment variables of the tests.")
 
@@ -315,14 +316,11 @@ class QuarantineEntry(Section):
     reason: str = Field(default="", description="Reason, for readers.")
 
 
-class RunSection(Section):
+class RunSection(QueuedRun):
     """How the run is carried out."""
 
     name: Annotated[str, Setting("--name", "NAME", on_resume="keep")] = Field(
         default="", max_length=200, description="Name for use in commands; default: the output directory's."
-    )
-    priority: Annotated[int, KEPT] = Field(
-        default=0, ge=-1000, le=1000, description="Runs with a higher priority get a larger share of the workers."
     )
 
 
@@ -335,7 +333,7 @@ class TestConfig(Section):
     groups: dict[str, GroupSection] = Field(
         default_factory=lambda: {"all": GroupSection()},
         min_length=1,
-        description="Groups of tests, collected separately; default: one group, all, with every test.",
+        description="Groups of tests, collected separately; default: one group with every test.",
     )
     report: ReportSection = ReportSection()
     history: HistorySection = HistorySection()

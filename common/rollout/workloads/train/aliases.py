@@ -35,7 +35,7 @@ _OFF: tuple[Any, ...] = (False, "", 0, 0.0, [], {}, "no", "none")
 
 _BIASED = (
     "the engine's log-probabilities would be of what is left to draw from, and the trainer's of all tokens, so that "
-    "every ratio is biased: sample with temperature alone"
+    "every ratio is biased: use temperature alone"
 )
 
 SAMPLING: dict[str, tuple[Any, ...]] = {
@@ -96,7 +96,7 @@ LEFT_OUT = {
     "there is no bonus for entropy": "entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target",
     "minibatch_size samples are evaluated at once": "local_rollout_forward_batch_size",
     "run.name is the run's": "exp_name",
-    "rewards are shaped by functions: write it as one of reward": (
+    "rewards are shaped by functions: use a function of reward": (
         "reward_shaping_length_coef reward_shaping_repetition_coef reward_shaping_repetition_ngram "
         "reward_shaping_eos_bonus reward_shaping_eos_missing_penalty reward_shaping_eos_out_of_range_penalty "
         "reward_shaping_eos_min_len reward_shaping_eos_max_len"
@@ -136,23 +136,21 @@ REFUSED = {
     "only models that transformers knows itself are trained": "trust_remote_code",
     "use attention, precision and base_model": "model_init_kwargs",
     "quantised weights are not trained: use lora, or a smaller model": "load_in_4bit load_in_8bit",
-    "save the one that is meant with Dataset.save_to_disk": "dataset_config",
-    "data is read from files: save it with Dataset.save_to_disk": "dataset_streaming",
+    "save the dataset with Dataset.save_to_disk": "dataset_config",
+    "data is read from files: save the dataset with Dataset.save_to_disk": "dataset_streaming",
     'call the column "text"': "dataset_text_field",
     "leave it out": "dataset_kwargs ld_alpha use_weighting use_dora debug",
-    "the last step of the run may be smaller: use budget.max_steps": "dataloader_drop_last",
+    "the last step of the run may be smaller: set budget.max_steps": "dataloader_drop_last",
     "columns have fixed names: see the shapes of rows": "label_names",
     "every epoch has an order of its own, by seed": "train_sampling_strategy",
     'use packing.kind = "best_fit"': "group_by_length padding_free",
-    "seed is that of the order of rows too": "data_seed",
-    "prompt and answer have max_length together: set that, and leave this out": (
-        "max_prompt_length max_completion_length"
-    ),
-    'rows are cut off at the end (rows.too_long = "keep")': "truncation_mode",
+    "the order of rows follows seed: set seed": "data_seed",
+    "prompt and answer have max_length together: set max_length": "max_prompt_length max_completion_length",
+    'rows are cut off at the end: set rows.too_long = "keep"': "truncation_mode",
     "the tokenizer's is used: change it in the tokenizer's files": "eos_token",
     "rows are packed by best fit, and none is split": "packing_strategy",
     "one loss is trained on": "loss_weights rpo_alpha",
-    "of dpo, use label_smoothing; of sft there is none": "label_smoothing_factor",
+    "use label_smoothing, which only dpo has": "label_smoothing_factor",
     "no noise is added to embeddings: leave it out": "neftune_noise_alpha",
     "the balance of experts is not trained: leave it out": "router_aux_loss_coef",
     "the divergence is the reverse KL: leave it out": "f_divergence_type",
@@ -177,12 +175,12 @@ REFUSED = {
     "the divergence is k3 without a ratio: set it to false": "use_bias_correction_kl",
     "the divergence in the reward is k1: leave it out": "kl_estimator",
     "use stop_token_ids": "stop_token",
-    "rewards are shaped by functions: write it as one of reward": (
+    "rewards are shaped by functions: use a function of reward": (
         "missing_eos_penalty reward_shaping_enable_length reward_shaping_enable_repetition reward_shaping_enable_eos"
     ),
-    "set budget.max_steps: a step has prompts_per_step x num_generations episodes": "total_episodes",
+    "set budget.max_steps (a step has prompts_per_step x num_generations episodes)": "total_episodes",
     "set budget.max_steps": "num_total_batches",
-    "set devices and strategy": "world_size",
+    "set strategy and devices": "world_size parallelism_config",
     "set minibatch_size; of grpo and ppo, prompts_per_step and num_minibatches too": (
         "micro_batch_size local_batch_size batch_size local_mini_batch_size mini_batch_size"
     ),
@@ -191,23 +189,22 @@ REFUSED = {
     "name layers in lora.target_modules": "lora_modules_to_save lora_target_parameters",
     "set lora.alpha to alpha times the root of r": "use_rslora",
     "use minibatch_size, strategy and devices": "accelerator_config",
-    "use strategy and devices": "parallelism_config",
-    'use precision = "bf16": it needs no scaling of the loss': "fp16",
+    'use precision = "bf16"': "fp16",
     "matrices are multiplied in the precision that is set, so that results repeat": "tf32",
     "use gradient_checkpointing": "activation_offloading",
     "use compile = true": "use_liger_kernel liger_kernel_config",
     "leave it out: the default is used": "torch_compile_backend torch_compile_mode",
     'set strategy = "fsdp" and devices': "fsdp fsdp_config deepspeed",
-    "set eval_steps; 0 is at the end of each segment (snapshots.every_steps)": "eval_strategy",
+    "set eval_steps (0 is the end of each segment)": "eval_strategy",
     "evaluations begin with the first: leave it out": "eval_delay",
     "the first evaluation is after eval.every_steps: leave it out": "eval_on_start",
     "evaluations have the metrics of the algorithm: leave it out": "include_for_metrics",
     "evaluations are computed as steps are: set precision": "bf16_full_eval fp16_full_eval",
-    "rollout infer batch writes what the model answers": "do_predict",
+    "use rollout infer batch": "do_predict",
     "use eval.patience, and export the snapshot that is best": "load_best_model_at_end",
     "evaluations are compared by their loss": "metric_for_best_model greater_is_better",
-    "set save_steps: there is a snapshot after so many steps": "save_strategy",
-    "snapshots hold all of the state: rollout snapshot export writes the model alone": "save_only_model",
+    "set save_steps": "save_strategy",
+    "snapshots hold all of the state: use rollout snapshot export": "save_only_model",
     "name another output.dir": "overwrite_output_dir",
     "give the same command again, or --resume": "resume_from_checkpoint",
     "rollout snapshot export writes a directory that can be uploaded": "push_to_hub",

@@ -10,7 +10,7 @@ from rollout.config.cloud import WithCloud
 from rollout.config.declared import KEPT, Setting
 from rollout.config.renamed import Renamed
 from rollout.config.section import Section, fault_at
-from rollout.workloads.sections import OutputPlace, WorkersSection
+from rollout.workloads.sections import OutputPlace, QueuedRun, WorkersSection
 from rollout.workloads.train.aliases import renamed
 from rollout.workloads.train.base_config import Reference, TrainingSection, as_kind
 from rollout.workloads.train.policy_config import GenerationSection, GrpoSection, PolicySection, PpoSection
@@ -31,8 +31,10 @@ class PackingSection(Section):
 class LossOnSection(Section):
     kind: Literal["all", "completion_only", "assistant_only"] = Field(
         default="completion_only",
-        description="Tokens to learn: all, those of the completion or last message, or those of every "
-        "assistant message (by the template's generation markers).",
+        description=(
+            "Tokens to learn: all, or those of the completion or last message, or of every assistant message (by "
+            "the template's generation markers)."
+        ),
     )
 
     @field_validator("kind", mode="before")
@@ -201,13 +203,7 @@ class OutputSection(OutputPlace):
     model: bool = Field(default=False, description="Also write the trained model or adapter to DIR/model.")
 
 
-class RunSection(Section):
-    name: Annotated[str, KEPT] = Field(
-        default="", description="Name for use in commands; default: the output directory's."
-    )
-    priority: Annotated[int, KEPT] = Field(
-        default=0, ge=-1000, le=1000, description="Runs with a higher priority get a larger share of the workers."
-    )
+class RunSection(QueuedRun):
     max_worker_lost: Annotated[int, KEPT] = Field(
         default=20, ge=1, le=1000, description="Workers that one segment can lose before it fails."
     )

@@ -102,10 +102,7 @@ def run(
 @app.command("continue")
 @work_command(ExperimentConfig, without=["dry_run", "provider", "concurrent"])
 def continue_run(typed: Typed, run: RunOrFile) -> None:
-    """Resume a run, even a killed one, as `rollout experiment run` does, but never start a new one.
-
-    Output and exit codes are those of `rollout experiment run`.
-    """
+    """Resume a run, even a killed one, as `rollout experiment run` does, but never start a new one."""
     path = Path(run)
     if path.suffix.lower() in YAML and path.is_file():
         settings = load_experiment(path, typed=typed.given)

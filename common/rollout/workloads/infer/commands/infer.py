@@ -36,8 +36,7 @@ def show_preview(
 ) -> None:
     """Show the first prompts as the model reads them, and count the tokens of all, without an engine.
 
-    It needs the package transformers, reports the distribution of tokens, and names rows whose prompt leaves no room
-    for a completion or for max_tokens.
+    It needs the package transformers, and names rows whose prompt leaves no room for a completion or for max_tokens.
 
     --json: {rows, prompts: [{row, file, line, tokens, text}], tokens: {min, median, p99, max, total}, limit,
     too_long: {rows, first}, cut: {rows, first}, refused: {rows, first}}. Keys are only ever added.

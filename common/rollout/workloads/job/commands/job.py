@@ -111,10 +111,7 @@ def _listed(value: list[str] | str | int | None) -> list[str]:
 def resume_job(
     typed: Typed, file: FileArgument = None, config: ConfigOption = None, retry_errors: RetryErrorsOption = ""
 ) -> None:
-    """Resume a job as `rollout job run` does, but never start a new one.
-
-    Output and exit codes are those of `rollout job run`.
-    """
+    """Resume a job as `rollout job run` does, but never start a new one."""
     path = one_file(file, config, "rollout job run job.yaml")
     _run(typed, path, retry_errors, (str(path),), only_resume=True)
 

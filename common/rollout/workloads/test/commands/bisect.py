@@ -21,9 +21,9 @@ def bisect(
 ) -> None:
     """Find the test that makes another pytest test fail by running before it.
 
-    Tests that ran before ID in its process, then parts of them, run again with ID last, in new processes on this
-    machine. Exit codes: 0 found; 1 ID fails alone, or passes after all of them; 2 ID did not fail in that run, or
-    configuration. --json: {id, spoiled_by, runs, outcome}.
+    Tests that ran before ID, then parts of them, run again with ID last, in new processes on this machine. Exit codes:
+    0 found; 1 ID fails alone, or passes after all of them; 2 ID did not fail in that run, or configuration. --json:
+    {id, spoiled_by, runs, outcome}.
     """
     from rollout.cli.asking import tell
     from rollout.cli.show import print_json

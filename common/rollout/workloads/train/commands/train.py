@@ -64,7 +64,7 @@ def _add(kind: Kind) -> None:
         events=",\n`data_report` {as data-report.json}, `warning` {code, after_step, text}",
         rates="segments_per_s, note, step, steps, loss, lr,\ngrad_norm, tokens_per_s, eval_loss, eval_step, "
         "best_eval_loss, best_eval_step",
-        exits="0 all steps are done, or it stopped early; 1 it failed or was killed",
+        exits="0 all steps are done, or it stopped early; 1 failed or killed",
     )
 
     @app.command(kind, help=text)
@@ -145,7 +145,7 @@ def verify(
 ) -> None:
     """Execute segments of a training run again, and compare snapshots (to the byte) and metrics (except times).
 
-    A run of its own in RUN's cluster starts from the newest kept snapshot before the segment, or from the base model.
+    Another run in RUN's cluster starts from the newest kept snapshot before the segment, or the base model.
 
     Exit codes: 0 all are equal; 1 one differs or could not be executed; 2 hardware or versions differ.
 
