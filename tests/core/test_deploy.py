@@ -36,10 +36,12 @@ def check_command(words: list[str]) -> None:
     """`words` name a program of ours, one of its commands, and options that it has."""
     node: Any = PROGRAMS[Path(words[0]).name]
     rest = words[1:]
+    context = None  # of the group above: a group without one keeps the wrong options for help
     while hasattr(node, "get_command"):  # workloads' commands are found when they are asked for
         if node.invoke_without_command and (not rest or rest[0].startswith("-")):
             break
-        found = node.get_command(node.make_context(words[0], [], resilient_parsing=True), rest[0]) if rest else None
+        context = node.make_context(words[0], [], parent=context, resilient_parsing=True)
+        found = node.get_command(context, rest[0]) if rest else None
         assert found is not None, f"no such command: {shlex.join(words)}"
         node, rest = found, rest[1:]
     known = {name for param in node.params for name in param.opts}

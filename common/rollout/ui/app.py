@@ -30,7 +30,7 @@ from rollout.ui.page import Page, Section, asset, environment, linker, render
 from rollout.wire.v1 import runs_pb2 as pb
 
 _TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
-_ASSETS = ("page.css", "page.js", "uplot.css", "uplot.js", "idiomorph.js", "icon.svg")
+_ASSETS = ("page.css", "page.js", "language.js", "uplot.css", "uplot.js", "idiomorph.js", "icon.svg")
 _FORM_MAX = 16 << 10
 _FORM_S = 30.0
 HEADERS = {

@@ -42,7 +42,7 @@ def report_html(page: Page, cluster: str) -> str:
             page=page,
             sections=[(section.id, render(section, nowhere)) for section in page.sections],
             styles=asset("uplot.css") + asset("page.css"),
-            scripts=asset("uplot.js") + asset("page.js"),
+            scripts=asset("language.js") + asset("uplot.js") + asset("page.js"),
             cluster=cluster,
             at=f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}",
         )
