@@ -318,10 +318,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 SMALL: dict[str, Any] = {"steps": 4, "every": 2, "prompts": 2}
 QUICKLY = [
-    pytest.param("grpo", [(2, (RANK, ENGINE))], id="grpo"),
+    pytest.param("grpo", [(2, (RANK, ENGINE, TRAINER))], id="grpo"),
     pytest.param("grpo", [(2, (WEIGHTS, RANK, ENGINE))], id="weights", marks=pytest.mark.slow),
     pytest.param("grpo lag 1", [(2, (COORDINATOR, COMMAND, WORKER))], id="grpo lag 1", marks=pytest.mark.slow),
-    pytest.param("ppo", [(2, (TRAINER,))], id="ppo"),
+    pytest.param("ppo", [(2, (TRAINER,))], id="ppo", marks=pytest.mark.slow),
 ]
 
 
