@@ -36,7 +36,7 @@ class ObservedGuard(EpochGuard):
     """The production guard; what it lets pass, on whichever stream, is told to the world."""
 
     def __init__(self, node: WorkerNode) -> None:
-        super().__init__("worker")
+        super().__init__()
         self._node = node
 
     def check_peer(self, message: Stamped) -> None:
