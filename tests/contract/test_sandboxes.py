@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 from rollout.model.errors import ConfigError
-from rollout_worker.sandboxes import cgroups, trees
+from rollout_worker.sandboxes import cgroups, roots, trees
 from rollout_worker.sandboxes.allowlist import Allowlist, is_own
 from rollout_worker.sandboxes.bubblewrap import open_bubblewrap
 from rollout_worker.sandboxes.claims import Capacity, Claim, Journal
@@ -639,3 +639,24 @@ def test_a_provider_of_a_module(tmp_path: Path) -> None:
     for name in ("no.such:Thing", "os:no_such", "os:"):
         with pytest.raises(ConfigError, match=f"environment.type: {name} "):
             open_provider(name, tmp_path, key="environment.type")
+
+
+# The root under bubblewrap
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="sandboxes need Linux")
+def test_a_child_of_bubblewrap_that_ends_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its /proc entry is refused, then gone."""
+    ends, real = [PermissionError, FileNotFoundError], os.open
+
+    def opened(path: str, flags: int) -> int:
+        if ends:
+            raise ends.pop(0)
+        return real("/dev/null", flags)
+
+    with subprocess.Popen(["sleep", "60"]) as child, monkeypatch.context() as patch:
+        patch.setattr(os, "open", opened)
+        found = roots.open_mounts(os.getpid())
+        child.kill()
+    os.close(found)
+    assert not ends

@@ -139,7 +139,7 @@ def by_bubblewrap(config: dict[str, Any]) -> int:
     info = _read_to_end(told)
     mounts = -1
     if info and "child-pid" in json.loads(info):
-        mounts = _open_mounts(pid)
+        mounts = open_mounts(pid)
         os.write(release, b"x")
     os.close(release)
     words = _read_to_end(said).decode(errors="replace").strip()
@@ -170,7 +170,7 @@ def guard_proc() -> None:
             kernel.mount("/dev/null", name, None, kernel.MS_BIND)
 
 
-def _open_mounts(pid: int) -> int:
+def open_mounts(pid: int) -> int:
     """Open the mount namespace of bubblewrap's child that is not ours; return -1 if there is none. The pid that
     bubblewrap reports is no help, because it belongs to the sandbox's pid namespace."""
     own = os.stat("/proc/self/ns/mnt").st_ino
@@ -179,7 +179,7 @@ def _open_mounts(pid: int) -> int:
         for child in _children(pid):  # empty if the process has ended
             try:
                 fd = os.open(f"/proc/{child}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError:  # the intermediate child, which only entered the pid namespace, has ended
+            except (FileNotFoundError, PermissionError):  # it ends: the child that only enters the pid namespace
                 continue
             if os.fstat(fd).st_ino != own:
                 return fd
