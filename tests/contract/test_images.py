@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import shutil
+import subprocess
 import tarfile
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
@@ -178,12 +180,25 @@ async def test_what_was_not_used_of_late_makes_room(tmp_path: Path) -> None:
     assert [old.find(key) is not None for key in ("old", "used", "new")] == [False, True, True]
 
 
-async def test_a_disk_that_takes_no_more_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("code", "remedy"), [(errno.ENOSPC, "make room"), (errno.EROFS, "must write there")])
+async def test_a_disk_that_takes_no_more_is_told(tmp_path: Path, code: int, remedy: str) -> None:
     async def fill(path: Path) -> Made:
-        raise OSError(28, "No space left on device", str(path))
+        raise OSError(code, os.strerror(code), str(path))
 
-    with pytest.raises(ImageError, match="No space left on device"):
+    with pytest.raises(ImageError, match=f"{os.strerror(code)}.*{remedy}"):
         await Store(tmp_path).get("key", fill)
+
+
+async def test_a_program_that_finds_the_disk_full_leaves_nothing(here: Registry, tmp_path: Path) -> None:
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", tmp_path], check=False).returncode:
+        pytest.skip("a small tmpfs cannot be mounted")
+    try:
+        name = here.add("a:1", layer(("x", os.urandom(6_000_000))), packed="plain")
+        with pytest.raises(ImageError, match=f"the disk of {tmp_path}.* is full"):
+            await fetched(name, tmp_path)
+        assert [path.suffix for path in (tmp_path / "images").iterdir()] == [".lock"]
+    finally:
+        subprocess.run(["umount", "--lazy", tmp_path], check=True)
 
 
 # What providers make of it

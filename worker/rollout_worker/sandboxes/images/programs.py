@@ -64,7 +64,7 @@ async def run(*command: str, cwd: Path | None = None) -> str:
         return done.stdout
     printed = (done.stdout + done.stderr).strip()[-_SHOWN:]
     if "no space left on device" in printed.lower():
-        raise ImageError(f"the disk is full, and the image cannot be kept: make room there: {printed}")
+        raise ImageError(f"the disk of {cwd or 'its storage'} is full: make room there ({command[0]}: {printed})")
     raise ProgramError(printed)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import os
 import time
@@ -95,9 +96,9 @@ class Store:
                 return await self._make(key, make)
         except OSError as error:
             where = f" ({error.filename})" if error.filename else ""
-            raise ImageError(
-                f"the image cannot be kept in {self.directory}: {error.strerror or error}{where}; make room there"
-            ) from error
+            remedy = "make room there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "the worker must write there"
+            message = f"the image cannot be kept in {self.directory}: {error.strerror or error}{where}; {remedy}"
+            raise ImageError(message) from error
 
     def _is_of_this_run(self, key: str) -> bool:
         return (self.directory / key).stat().st_ctime > _BEGUN
