@@ -68,8 +68,6 @@ LONG = 8
 ALIKE = 5
 """Rows with the same values, from which on these are printed once."""
 HEAD = ["key|value|meaning", "---|---|---"]
-REMEDIES = ("set ", "use ", "give ", "name ", "save ", "call ", "change ", "rollout ")
-"""How a remedy for a name of TRL begins."""
 missing: list[str] = []
 
 
@@ -360,13 +358,7 @@ def names_of_trl() -> list[str]:
     lines += ["These are refused, unless they are off or have the value in brackets:", ""]
     refused = {name: key for name, key in KEYS.items() if not key.note and not key.place}
     marks = {name: fine(key) for name, key in refused.items()}
-    return [*lines, *listed({name: remedy(key.instead) for name, key in refused.items()}, marks)]
-
-
-def remedy(text: str) -> str:
-    """What to do instead, without the reason, which the error gives."""
-    last = text.rpartition(": ")[2]
-    return last if last.startswith(REMEDIES) else "leave it out"
+    return [*lines, *listed({name: key.instead for name, key in refused.items()}, marks)]
 
 
 def code(name: str) -> str:
@@ -393,7 +385,7 @@ def trl_meaning(key: Key) -> str:
 def fine(key: Key) -> str:
     off = (False, "", 0, [], {}, "no", "none")
     shown = [value for value in key.fine if value not in off]
-    return f" (`{json.dumps(shown[0], separators=(',', ':'))}`)" if shown else ""
+    return f" (`{json.dumps(shown[0])}`)" if shown else ""
 
 
 def read_files() -> tuple[list[tuple[str, type[BaseModel], str]], Page]:

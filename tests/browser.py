@@ -111,14 +111,15 @@ _FOCUSED = """() => {
 
 @asynccontextmanager
 async def opened(
-    browser: Browser, url: str, *, width: int = DESK, height: int = 900, scheme: Scheme = "light"
+    browser: Browser, url: str, *, width: int = DESK, height: int = 900, scheme: Scheme = "light", script: str = ""
 ) -> AsyncIterator[Opened]:
-    """`url` in a window of its own."""
+    """`url` in a window of its own. `script` runs before those of the page."""
     async with await browser.new_context(
         viewport={"width": width, "height": height}, color_scheme=scheme, reduced_motion="reduce"
     ) as context:
         found = Opened(await context.new_page())
         context.on("request", lambda request: found.requests.append(request.url))
+        await context.add_init_script(script)
         found.page.on("pageerror", lambda error: found.errors.append(str(error)))
         await found.page.goto(url)
         yield found

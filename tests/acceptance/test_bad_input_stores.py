@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import signal
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,26 +13,6 @@ from cluster import Cluster, Node
 from postgres import PostgresServer
 
 ROWS = 800
-
-
-@pytest.fixture
-def small_disk() -> Iterator[Callable[[Path, int], None]]:
-    """Mounts a file system of its own of `kib` at a directory."""
-    if os.geteuid() != 0 or shutil.which("mount") is None:
-        pytest.skip("needs root to mount a small tmpfs: a disk that is really full is the point of this test")
-    mounted: list[Path] = []
-
-    def make(directory: Path, kib: int) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
-        options = ["-t", "tmpfs", "-o", f"size={kib}k", "tmpfs", str(directory)]
-        done = subprocess.run(["mount", *options], capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            pytest.skip(f"cannot mount a small tmpfs here ({done.stderr.strip()})")
-        mounted.append(directory)
-
-    yield make
-    for directory in mounted:
-        subprocess.run(["umount", "-l", str(directory)], check=True)
 
 
 def fill(directory: Path) -> Path:

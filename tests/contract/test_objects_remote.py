@@ -198,7 +198,8 @@ async def test_a_store_that_is_away_for_a_moment_costs_nothing(rig: Rig, tmp_pat
 
 
 async def test_epochs(rig: Rig) -> None:
-    guard = EpochGuard(3)
+    guard = EpochGuard()
+    guard.check_peer(pb.HasReply(epoch=3))
     client = rig.client(guard=guard, retry_for_s=0.3)
     with pytest.raises(UnavailableError) as caught:
         try:

@@ -79,6 +79,14 @@ async def test_a_report_holds_for_every_reader(chromium: Any, report: Path, widt
 
 
 @pytest.mark.asyncio(loop_scope="module")
+async def test_charts_are_drawn_in_a_browser_of_the_locale_c(chromium: Any, report: Path) -> None:
+    script = "Object.defineProperty(Navigator.prototype, 'language', { get: () => 'en-US@posix' })"
+    async with browser.opened(chromium, report.as_uri(), script=script) as found:
+        assert found.errors == []
+        assert await found.page.locator(".chart canvas").count() == 1
+
+
+@pytest.mark.asyncio(loop_scope="module")
 async def test_text_that_tries_to_be_markup_is_text(chromium: Any, report: Path) -> None:
     async with browser.opened(chromium, report.as_uri()) as found:
         assert await found.page.locator("main img, main b").count() == 0

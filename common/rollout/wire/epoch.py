@@ -25,8 +25,8 @@ class Stamped(Protocol):
 class EpochGuard:
     """Highest epoch that a worker or client has seen: a message with a smaller one raises, a larger one is adopted."""
 
-    def __init__(self, epoch: int = 0) -> None:
-        self._current = epoch
+    def __init__(self) -> None:
+        self._current = 0
 
     @property
     def current(self) -> int:

@@ -123,9 +123,9 @@ def _hopeless(state: State, run: Run) -> str:
     for requirements, root in needed:
         able = [worker for worker in workers if fits(worker, requirements)]
         if run.waiting and able:
-            full = root and room_for_roots(run) <= 0
-            able = [w for w in able if not full and requirements not in w.given_back]
-            able = [w for w in able if not (root and parents_full(state, w, run))]
+            able = [w for w in able if requirements not in w.given_back]
+            if root:
+                able = [w for w in able if room_for_roots(run) > 0 and not parents_full(state, w, run)]
             if not able:
                 continue
         causes = [(w, c) for w in able for c in w.causes if c.final and c.concerns(requirements)]

