@@ -153,11 +153,12 @@ def test_an_interrupted_job_goes_on_where_it_stopped(cli: Cli) -> None:
     assert not reached("d")
     assert job_result(directory)["cancelled"] is True
     assert counts(directory) == {"total": 4, "completed": 3, "failed": 0, "skipped": 1}
-    process = cli.start("job", "run", job)
+    process = cli.start("job", "run", job, "--json")
     until(lambda: reached("d"), "the last trial")
     process.send_signal(signal.SIGINT)
-    until(lambda: process.poll() is not None or bool(sandbox_processes(cli)), "the trial's processes")
-    process.send_signal(signal.SIGINT)
+    assert process.stdout is not None
+    assert any(json.loads(line).get("event") == "finishing" for line in process.stdout)
+    process.send_signal(signal.SIGINT)  # two signals at once would be one
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, (out, err)
     until(lambda: not sandbox_processes(cli), "what was abandoned to end", timeout=15)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from core_world import World
-from rollout.model.item import Failure, ItemSpec
+from rollout.model.item import NO_LIMIT, Failure, ItemSpec
 from rollout.model.run import Lane, Policy, RunState
 from rollout.model.worker import Credit
 from rollout_coordinator.core.events import (
@@ -43,6 +43,21 @@ def test_a_thief_that_has_begun_what_it_stole_steals_again() -> None:
     w.pass_time(0.5)
     a.confirm()
     assert len(thief.held) == 2 and len(a.held) == 2
+
+
+def test_a_replica_whose_engine_starts_slowly_is_stolen_only_by_a_worker_without_one() -> None:
+    w = World()
+    a, b = w.worker("A"), w.worker("B")
+    w.open()
+    w.submit(2, specs=ItemSpec(max_worker_lost=NO_LIMIT))
+    assert len(a.held) == len(b.held) == 1
+    b.start(*b.held)
+    w.pass_time(10.0)
+    assert not a.revokes, "it would be B's second one, and the last for ever"
+    c = w.worker("C")
+    w.pass_time(0.5)
+    a.confirm()
+    assert len(c.held) == 1 and not a.held
 
 
 def test_a_steal_does_not_outlive_its_victims_session() -> None:

@@ -29,9 +29,11 @@ def write(root: Path, files: dict[str, str]) -> Path:
     return root
 
 
-def environment(plugins: bool = False) -> dict[str, str]:
-    """Without the plugins that are installed here, most of which a suite does without."""
-    return os.environ | ({} if plugins else {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"})
+def environment(root: Path, plugins: bool = False) -> dict[str, str]:
+    """Without the plugins that are installed here, most of which a suite does without. A pytest that ends clears
+    temporary directories of earlier ones away, which takes long in the system's."""
+    own = {"PYTEST_DEBUG_TEMPROOT": str(root)}
+    return os.environ | own | ({} if plugins else {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"})
 
 
 def collect(
@@ -39,7 +41,9 @@ def collect(
 ) -> tuple[list[dict[str, Any]], subprocess.CompletedProcess[str]]:
     out = root / "collected.jsonl"
     command = [sys.executable, str(RUNNER), "collect", "--out", str(out), *arguments]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False, env=environment(plugins))
+    done = subprocess.run(
+        command, cwd=root, capture_output=True, text=True, check=False, env=environment(root, plugins)
+    )
     lines = out.read_text().splitlines() if out.exists() else []
     return [json.loads(line) for line in lines], done
 
@@ -53,7 +57,7 @@ async def run(
     last: bool = False,
 ) -> dict[str, Try]:  # fmt: skip
     """In batches of one warm process, in the order of `ids`. `last`: each batch ends it."""
-    host = Host(LocalPlace(RUNNER, root, environment(bool(arguments)), alone=alone), [sys.executable], arguments)
+    host = Host(LocalPlace(RUNNER, root, environment(root, bool(arguments)), alone=alone), [sys.executable], arguments)
     tries: dict[str, Try] = {}
     try:
         for at in range(batches):
@@ -69,7 +73,7 @@ def in_bubblewrap(root: Path, limit_s: float, batches: int) -> dict[str, Try]:
     assert box is not None
     command = [box, "--dev-bind", "/", "/", "--unshare-pid", "--unshare-net", "--proc", "/proc", "--die-with-parent"]
     command += [sys.executable, __file__, str(root), str(limit_s), str(batches)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment())
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment(root))
     return {one: Try.model_validate(made) for one, made in json.loads(done.stdout).items()}
 
 

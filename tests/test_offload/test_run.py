@@ -147,7 +147,7 @@ async def test_outcomes_are_those_of_plain_pytest(tmp_path: Path, batches: int) 
     root = write(tmp_path, STYLES)
     write(tmp_path, {"../plain_outcomes.py": PLAIN})
     command = [sys.executable, "-m", "pytest", "-p", "plain_outcomes", "--maxfail=1000", "-q"]
-    subprocess.run(command, cwd=root, env=environment() | {"PYTHONPATH": str(root.parent)}, capture_output=True)
+    subprocess.run(command, cwd=root, env=environment(root) | {"PYTHONPATH": str(root.parent)}, capture_output=True)
     plain = json.loads((root / "plain.json").read_text())
     expected = {
         one: next((bad for bad in ("failed", "error", "xfailed", "xpassed", "skipped") if bad in seen), "passed")
@@ -239,6 +239,19 @@ async def test_the_end_of_a_session_that_does_not_come(
     text = f"import os, pytest, time\n{fixture}def test_a(session): pass\n"
     tries = await run(write(tmp_path, {"test_a.py": text}), ["test_a.py::test_a"], limit_s=1.0, last=True)
     assert tries["test_a.py::test_a"].outcome is Outcome.ERROR and words in tries["test_a.py::test_a"].message
+
+
+async def test_what_stops_pytest_is_no_timeout_however_long_that_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "CLOSE_S", 2.0)
+    files = {
+        "test_a.py": "def test_a(): raise KeyboardInterrupt\n",
+        "conftest.py": "import time\ndef pytest_sessionfinish(): time.sleep(100)\n",
+    }
+    tries = await run(write(tmp_path, files), ["test_a.py::test_a"], limit_s=1.0)
+    made = tries["test_a.py::test_a"]
+    assert made.outcome is Outcome.CRASHED and "KeyboardInterrupt" in made.message
 
 
 async def test_a_session_that_skips_at_its_end_ends_well(tmp_path: Path) -> None:

@@ -9,12 +9,12 @@ from collections import deque
 from typing import NamedTuple
 
 from rollout.model import events as names
-from rollout.model.item import AttemptEnd
+from rollout.model.item import NO_LIMIT, AttemptEnd
 from rollout.model.run import RunState
 from rollout.model.worker import WorkerState
 
 from rollout_coordinator.core.attempts import Held, current, end_attempt, keys_of, open_seqs
-from rollout_coordinator.core.capacity import fits, limit_of, may_hold, parents_full, strict_room, takes
+from rollout_coordinator.core.capacity import UNLIMITED, fits, limit_of, may_hold, parents_full, strict_room, takes
 from rollout_coordinator.core.events import WorkerConfirm
 from rollout_coordinator.core.state import AttemptBatch, Requirements, Revoke, Run, State, Worker
 from rollout_coordinator.core.step import Emit, SendRevoke
@@ -28,7 +28,8 @@ class Offer(NamedTuple):
     run: Run
     requirements: Requirements
     root: bool  # of the run's root log: what may begin parents
-    avoid_worker: str = ""  # a worker that they are not for: they failed there
+    avoid_worker: str  # one that they are not for: they failed there
+    spread: int  # of items that last until their run ends: only for workers with fewer than this, as many as it has
 
 
 def backlog(worker: Worker) -> int:
@@ -143,16 +144,17 @@ def may_be_stolen(state: State, batch: AttemptBatch) -> bool:
 
 def offer_of(state: State, batch: AttemptBatch) -> Offer:
     waits = state.now.mono - batch.assigned_at < state.settings.another_worker_grace
-    avoid_worker = batch.failed_on if waits else ""
-    return Offer(batch.log.run, batch.info.requirements, batch.log.parent is None, avoid_worker)
+    run, avoid_worker = batch.log.run, batch.failed_on if waits else ""
+    spread = batch.worker.by_run[run.id] if batch.info.spec.max_worker_lost >= NO_LIMIT else UNLIMITED
+    return Offer(run, batch.info.requirements, batch.log.parent is None, avoid_worker, spread)
 
 
 def most_for(state: State, thief: Worker, offer: Offer) -> int:
     """Return how many of such items the thief may have."""
-    run, requirements, root, avoid_worker = offer
+    run, requirements, root, avoid_worker, spread = offer
     if avoid_worker == thief.id or not takes(thief, requirements) or (root and parents_full(state, thief, run)):
         return 0
-    if not may_hold(state, run, thief):
+    if not may_hold(state, run, thief) or thief.by_run.get(run.id, 0) >= spread:
         return 0
     limit = limit_of(thief, run) - thief.holds.get(run.id, 0)
     return min(limit, strict_room(thief, requirements)) if requirements.strict else limit
@@ -165,8 +167,7 @@ def items_to_steal(state: State, thief: Worker, victim: Worker) -> Held:
     for batch in reversed(list(victim.batches.values())):
         limit = min(want, most_for(state, thief, offer_of(state, batch))) if may_be_stolen(state, batch) else 0
         if limit > 0:
-            begun = batch.started
-            seqs = [seq for seq in open_seqs(batch) if seq not in begun][-limit:]
+            seqs = [seq for seq in open_seqs(batch) if seq not in batch.started][-limit:]
             out.append((batch, seqs))
             want -= len(seqs)
         if want <= 0:
@@ -195,9 +196,8 @@ def confirm(state: State, event: WorkerConfirm) -> None:
             if thief is not None and (keys.log, seq, batch.attempt) in asked:
                 to = thief.id
                 n += 1
-            end_attempt(
-                state, batch, seq, AttemptEnd.REVOKED, "revoked", f"stolen for {to}" if to else "given up", to=to
-            )
+            why = f"stolen for {to}" if to else "given up"
+            end_attempt(state, batch, seq, AttemptEnd.REVOKED, "revoked", why, to=to)
     if n and thief is not None:
         thief.incoming += n
         state.totals["stolen"] += n

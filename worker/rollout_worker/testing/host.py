@@ -331,7 +331,7 @@ class Process:
         stderr = self._said["stderr"].text()
         stacks = _stacks(stderr)
         what = "collecting its file" if phase == "collect" else "it"
-        if self._hung:
+        if self._hung and not self._stopped:
             limit = max(self._limit_s, COLLECT_LIMIT_S) if phase == "collect" else self._limit_s
             outcome, message = Outcome.TIMEOUT, f"{what} took more than {limit:g} s, and its process was ended"
         elif self.ended == f"exit code {LOST}":
