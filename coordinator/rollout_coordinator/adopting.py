@@ -10,13 +10,14 @@ from rollout.client.private import DATABASE, state_of
 from rollout.config.cloud import CloudSection
 from rollout.config.load import load_settings
 from rollout.config.settings import CoordinatorSettings, StorageSection
+from rollout.files import FileLock
 from rollout.model.errors import ConfigError
 from rollout.objects.opening import open_store
 from rollout.objects.place import key_of, place_of, place_of_old, remember, remembered, settle, shown
 from rollout.objects.port import ObjectStore, OwnedStore
 from rollout.storage import open_storage
 
-from rollout_coordinator.lease import FileLock, file_lock_path
+from rollout_coordinator.lease import file_lock_path
 from rollout_coordinator.ledger import Ledger, open_ledger
 
 RUNS_MAX = 1_000_000

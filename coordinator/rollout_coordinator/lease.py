@@ -12,9 +12,9 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import IO
 
 import structlog
+from rollout.files import FileLock
 from rollout.model.errors import ConfigError, FencedError, StorageError, StorageFullError, StorageUnavailableError
 from rollout.model.events import LEASE_ACQUIRED
 
@@ -30,53 +30,6 @@ def file_lock_path(database: str | Path) -> Path:
     """Return the path of a SQLite database's lock, beside the database."""
     path = Path(database).expanduser()
     return path.with_name(f"{path.name}.leader")
-
-
-class FileLock:
-    """An exclusive lock that its process holds until it releases it or dies.
-
-    A child made by fork without exec would hold it too, and outlive its parent with it: start children by exec.
-    """
-
-    def __init__(self, path: Path):
-        self.path = path
-        self._file: IO[bytes] | None = None
-
-    @property
-    def held(self) -> bool:
-        return self._file is not None
-
-    def try_acquire(self) -> bool:
-        """Return False if another process (or another lock of this one) has it. Raises ConfigError if the file cannot
-        be made."""
-        import fcntl  # not on Windows, where only PostgreSQL is for
-
-        if self._file is not None:
-            return True
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            file = self.path.open("ab")
-        except OSError as error:
-            raise ConfigError(f"cannot make the lock file {self.path} ({error}): check its directory") from error
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            return False
-        except OSError as error:
-            file.close()
-            raise ConfigError(
-                f"the file system of {self.path} has no file locks ({error}): put the database on a local disk"
-            ) from error
-        self._file = file
-        return True
-
-    def release(self) -> None:
-        """Release the lock. The file stays: removing it would let two processes lock two different files of one
-        name."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
 
 
 class LeaseKeeper:

@@ -88,7 +88,7 @@ def elsewhere(rig: Rig, tmp_path: Path) -> Rig:
 async def test_what_is_there_at_the_end_is_what_a_directory_would_hold(rig: Rig) -> None:
     rig.path.mkdir()
     rig.run()
-    for hidden in (".collect.json", ".lock", ".rollout/rollout.db", "summary.json.tmp"):
+    for hidden in (".collect.json", ".lock", ".rollout/rollout.db", ".summary.json.tmp"):
         rig.write(hidden, "x")
     rig.write("model/config.json", "{}")
     await rig.publish()

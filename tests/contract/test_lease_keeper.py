@@ -12,9 +12,10 @@ from typing import Any, cast
 
 import pytest
 from rollout.config.settings import StorageSection
+from rollout.files import FileLock
 from rollout.model.errors import ConfigError, FencedError, StorageUnavailableError
 from rollout_coordinator.core.step import Writes
-from rollout_coordinator.lease import FileLock, LeaseKeeper, file_lock_path
+from rollout_coordinator.lease import LeaseKeeper, file_lock_path
 from rollout_coordinator.ledger import Fence, LeaseRow, Ledger, open_ledger
 
 TTL, MARGIN = 6.0, 0.5
@@ -323,7 +324,7 @@ async def test_a_cancelled_standby_leaves_no_lock(ledger: FlakyLedger, time: Vir
 
 def test_the_lock_ends_with_its_process(lock: Path) -> None:
     code = (
-        "import sys, pathlib; from rollout_coordinator.lease import FileLock;"
+        "import sys, pathlib; from rollout.files import FileLock;"
         "lock = FileLock(pathlib.Path(sys.argv[1])); assert lock.try_acquire();"
         "print('held', flush=True); sys.stdin.read()"
     )

@@ -333,6 +333,17 @@ def test_claims_are_the_room_that_is_taken(journal: Journal) -> None:
     assert not journal.reserve(claim(journal, "4", cpus=0.0, memory_mb=801), ROOM)
 
 
+def test_a_write_that_was_killed_takes_no_room(journal: Journal, tmp_path: Path) -> None:
+    """Between its last byte and its rename."""
+    one, two = claim(journal, "1", memory_mb=800), claim(journal, "2", memory_mb=800)
+    assert journal.reserve(one, ROOM)
+    claims = tmp_path / "state" / "claims"
+    (claims / one.name).rename(claims / f".{one.name}")
+    assert journal.all() == [] and journal.reserve(two, ROOM)
+    journal.lost()
+    assert [path.name for path in claims.iterdir()] == [two.name]
+
+
 def test_only_dead_owners_are_reaped(journal: Journal) -> None:
     held = journal.hold_owner("living")
     os.close(journal.hold_owner("dead"))

@@ -16,6 +16,7 @@ from rollout.config.settings import (
     PostgresStorage,
     StorageSection,
 )
+from rollout.files import FileLock
 from rollout.model.errors import ConfigError
 from rollout.objects.bucket_store import BucketObjectStore
 from rollout.objects.claims import FilePins
@@ -23,7 +24,7 @@ from rollout.objects.place import remember, remembered, settle
 from rollout.objects.port import ObjectStore
 from rollout.storage.kv_sqlite import SqliteStorage
 from rollout_coordinator.adopting import adopt, nobody_leads
-from rollout_coordinator.lease import FileLock, file_lock_path
+from rollout_coordinator.lease import file_lock_path
 from rollout_coordinator.ledger import Ledger
 from rollout_coordinator.ledger.port import LeaseRow
 from rollout_coordinator.objects_opening import open_objects

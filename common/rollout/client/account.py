@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from contextlib import suppress
 
+from rollout.files import replacing
 from rollout.workloads.staging import state_home
 
 
@@ -19,7 +19,6 @@ def keep_lines(name: str, lines: Iterable[str]) -> None:
     """Replace the lines that were there. ASCII."""
     with suppress(OSError, RuntimeError):
         path = state_home() / name
-        scratch = path.with_name(f".{path.name}.{os.getpid()}")
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        scratch.write_text("".join(f"{line}\n" for line in lines), "ascii")
-        scratch.replace(path)
+        with replacing(path, durable=False, shared=True) as file:
+            file.write("".join(f"{line}\n" for line in lines).encode("ascii"))

@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import tempfile
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from pydantic import Field
 
 from rollout.config.load import load_settings
 from rollout.config.section import Section
+from rollout.files import replacing
 from rollout.model.errors import ConfigError, NotFoundError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -86,15 +85,8 @@ class Contexts:
             lines += [f"{key} = {json.dumps(value)}" for key, value in values.items()]
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            descriptor, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-            try:
-                with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                    file.write("\n".join(lines) + "\n")
-                Path(scratch).replace(path)
-            except BaseException:
-                with suppress(OSError):
-                    Path(scratch).unlink()
-                raise
+            with replacing(path, durable=False, shared=True, mode=0o600) as file:
+                file.write(("\n".join(lines) + "\n").encode())
         except OSError as error:
             raise ConfigError(f"cannot write {path}: {error.strerror or error}") from error
 

@@ -36,6 +36,7 @@ from rollout.client.embedded_cloud import (
 from rollout.client.private import OwnerLock, address_of, forget_address, remember_address
 from rollout.cloud.installed import check_installed
 from rollout.config.cloud import NO_CLOUD, CloudSection
+from rollout.files import replacing
 from rollout.model.errors import ConfigError, RolloutError, StateError, UnavailableError
 from rollout.processes.backoff import Backoff
 from rollout.processes.child import DEVNULL, PIPE, Child
@@ -426,10 +427,8 @@ class Embedded:
                 known.append((child.pid, psutil.Process(child.pid).create_time()))
             except psutil.NoSuchProcess:
                 continue
-        path = self.directory / "children.json"
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(known))
-        temporary.replace(path)
+        with replacing(self.directory / "children.json", durable=False) as file:
+            file.write(json.dumps(known).encode())
 
     async def _bury_predecessor(self) -> None:
         """Wait for children of a killed command, which end by themselves once their output is in the ledger; one that

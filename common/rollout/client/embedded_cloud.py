@@ -12,6 +12,7 @@ from ulid import ULID
 from rollout.config.cloud import NO_CLOUD, CloudSection
 from rollout.config.load import load_settings, read_values
 from rollout.config.settings import CoordinatorSettings
+from rollout.files import replacing
 
 COORDINATOR_FILE = "coordinator.toml"
 _ID_FILE = "objects-id"
@@ -49,9 +50,8 @@ def of_its_own(state: Path, cloud: CloudSection) -> CloudSection:
     path, new_id = state / _ID_FILE, str(ULID())
     prefix = own_prefix(state, cloud, new_id=new_id)
     if not path.is_file():
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(new_id, "ascii")
-        temporary.replace(path)
+        with replacing(path, durable=False) as file:
+            file.write(new_id.encode("ascii"))
     name = "s3" if cloud.provider == "aws" else "gcs"
     part = getattr(cloud, name).model_copy(update={"prefix": prefix})
     return cloud.model_copy(update={name: part})
@@ -82,9 +82,8 @@ def write_sections(path: Path, sections: dict[str, dict[str, Any]]) -> Path:
         lines.append(f"[{section}]")
         # A JSON string or list of strings is the same in TOML.
         lines += [f"{key} = {json.dumps(value)}" for key, value in values.items()]
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text("\n".join(lines) + "\n", "utf-8")
-    temporary.replace(path)
+    with replacing(path, durable=False) as file:
+        file.write(("\n".join(lines) + "\n").encode())
     return path
 
 

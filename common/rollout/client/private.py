@@ -6,17 +6,16 @@ others find the owner's address in a file.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from rollout.client.account import keep_lines, kept_lines
-from rollout.model.errors import ConfigError
+from rollout.files import FileLock, replacing
 
 STATE_DIR = ".rollout"
 """Directory below an output directory with the private cluster's ledger, objects, certificates and logs."""
@@ -57,36 +56,16 @@ class PrivateRun:
     state: Path
 
 
-class OwnerLock:
-    """A lock held by the process that runs the cluster of a directory; it ends with the process, so a crash leaves
-    none."""
+class OwnerLock(FileLock):
+    """The lock of the process that runs the cluster of a directory."""
 
     def __init__(self, state: Path) -> None:
-        self._path = state / _LOCK
-        self._file: IO[bytes] | None = None
+        super().__init__(state / _LOCK)
 
     def try_acquire(self) -> bool:
-        """Return False if another process has it. Raises ConfigError if the directory cannot be used."""
-        if self._file is not None:
-            return True
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            file = self._path.open("ab")  # not inherited: children are started by exec
-        except OSError as error:
-            raise ConfigError(f"{self._path.parent} cannot be used: {error.strerror or error}") from error
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.close()
-            return False
-        self._file = file
-        forget_address(self._path.parent)  # of an owner that was killed
-        return True
-
-    def release(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        if not self.held and super().try_acquire():
+            forget_address(self.path.parent)  # of an owner that was killed
+        return self.held
 
 
 def state_of(directory: Path) -> Path | None:
@@ -190,7 +169,6 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _write(path: Path, value: dict[str, Any]) -> None:
-    scratch = path.with_name(f"{path.name}.tmp")
-    # A path or an argument may hold bytes that are no text: JSON's escapes carry them.
-    scratch.write_text(json.dumps(value), "ascii")
-    scratch.replace(path)
+    with replacing(path, durable=False) as file:
+        # A path or an argument may hold bytes that are no text: JSON's escapes carry them.
+        file.write(json.dumps(value).encode("ascii"))

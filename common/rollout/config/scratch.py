@@ -10,6 +10,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from rollout.files import try_lock
+
 _NEW_S = 60.0
 """Seconds during which a new directory may not be locked yet."""
 
@@ -42,7 +44,7 @@ def _remove_if_left(directory: Path) -> None:
             return
         lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(directory)
+            if try_lock(lock):
+                shutil.rmtree(directory)
         finally:
             os.close(lock)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -11,6 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from rollout.files import try_lock
 from rollout.model.errors import ObjectCorruptError
 from rollout.model.item import Blob, ObjectSlice
 from rollout.objects.digest import check_id
@@ -192,10 +192,9 @@ async def locked(path: Path) -> AsyncGenerator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("ab")
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if path.stat().st_ino == os.fstat(file.fileno()).st_ino:
+            if try_lock(file) and path.stat().st_ino == os.fstat(file.fileno()).st_ino:
                 return file
-        except (BlockingIOError, FileNotFoundError):  # held; or removed by an eviction between open and lock
+        except FileNotFoundError:  # removed by an eviction between open and lock
             pass
         except BaseException:
             file.close()

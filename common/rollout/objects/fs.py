@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import structlog
 from blake3 import blake3
 
+from rollout.files import fsync_dir
 from rollout.model.errors import (
     ConfigError,
     NotFoundError,
@@ -82,19 +83,6 @@ def make_directory(path: Path, key: str, mode: int = 0o777) -> None:
         raise ConfigError(
             f"cannot write in {path}: {e.strerror or e}; check {key}, and the owner and mode of that directory"
         ) from e
-
-
-def fsync_dir(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def temporary_beside(path: Path) -> Path:
-    """Return a fresh name in the directory of `path`, for a file that will be renamed to it."""
-    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
 
 
 def _begin_read(path: Path, offset: int, length: int) -> tuple[FileIO, int, bytes]:

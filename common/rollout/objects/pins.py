@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import sqlite3
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
+
+from rollout.files import locked
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS pin (
@@ -26,8 +27,7 @@ class PinTable:
         self._db = sqlite3.connect(path, timeout=30.0, isolation_level=None, check_same_thread=False)
         try:
             # Two that open at once collide on the change of the journal mode, for which SQLite does not wait.
-            with path.with_suffix(".lock").open("ab") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
+            with locked(path.with_suffix(".lock")):
                 # WAL needs shared memory, which a network file system does not give.
                 self._db.execute(f"PRAGMA journal_mode={'DELETE' if shared else 'WAL'}")
                 self._db.execute("PRAGMA synchronous=NORMAL")

@@ -16,10 +16,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal, Protocol, cast
 
 from rollout.cloud.parallel import gathered
+from rollout.files import fsync_dir, temporary_beside
 from rollout.model.errors import InputError, ObjectCorruptError
 from rollout.objects.cache import locked
 from rollout.objects.digest import ID_BYTES, hash_file, object_id
-from rollout.objects.fs import fsync_dir, storage_errors, temporary_beside
+from rollout.objects.fs import storage_errors
 
 VERSION = 1
 MAX_FILES = 1_000_000

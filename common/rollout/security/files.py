@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import tempfile
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
+from rollout import files
 from rollout.model.address import parse_address
 from rollout.model.errors import ConfigError
 
@@ -32,17 +31,8 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o644) -> None:
     written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                os.fchmod(file.fileno(), mode)
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(temporary).replace(path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        with files.replacing(path, shared=True, mode=mode) as file:
+            file.write(data)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror or error}; check transport.tls_dir") from error
 
@@ -119,14 +109,11 @@ def write_joined(tls_dir: Path, told: dict[str, Any]) -> None:
 
 @contextmanager
 def locked(directory: Path) -> Generator[None]:
-    """Hold a lock inside the block. It ends with the process, so a crash leaves none behind."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise ConfigError(f"cannot use {directory}: {error.strerror or error}; check transport.tls_dir") from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    """Hold the lock of the directory inside the block. Raises ConfigError if the directory cannot be used."""
+    with ExitStack() as held:
+        try:
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            held.enter_context(files.locked(directory / ".lock", 0o600))
+        except OSError as error:
+            raise ConfigError(f"cannot use {directory}: {error.strerror or error}; check transport.tls_dir") from error
         yield
-    finally:
-        os.close(descriptor)

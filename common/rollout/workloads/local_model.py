@@ -13,6 +13,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
+from rollout.files import replacing
 from rollout.model.errors import ConfigError
 from rollout.workloads.json_form import JsonObject, short
 
@@ -215,9 +216,8 @@ def _write_cache(path: Path, cache: dict[str, str]) -> None:
     # Only a cache: where it cannot be written the next call reads the files again.
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps(dict(list(cache.items())[-4000:])), "utf-8")
-        temporary.replace(path)
+        with replacing(path, durable=False, shared=True) as file:
+            file.write(json.dumps(dict(list(cache.items())[-4000:])).encode())
 
 
 def local_directory(uri: str, what: str) -> Path | None:

@@ -23,6 +23,7 @@ from typing import IO, Any, Self, cast
 
 from blake3 import blake3
 
+from rollout.files import replacing, try_lock
 from rollout.model.errors import (
     ConfigError,
     OutputChangedError,
@@ -82,27 +83,6 @@ def write_atomically(path: Path, data: bytes) -> None:
     """Write `data` atomically. Raises StorageFullError or StorageError."""
     with disk_errors(path), replacing(path) as file:
         file.write(data)
-
-
-@contextmanager
-def replacing(path: Path) -> Generator[IO[bytes]]:
-    """Replace `path` by what is written, once all of it is durable: temporary file, fsync, rename, fsync of the
-    directory. Raises OSError."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    with temporary.open("wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    _sync_directory(path.parent)
-
-
-def _sync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def seal(value: JsonObject) -> bytes:
@@ -196,6 +176,7 @@ class OutputDirectory:
             made = not path.exists()  # which a name that is too long has no answer to
             path.mkdir(parents=True, exist_ok=True)
             lock = (path / _LOCK).open("a+", encoding="utf-8")
+            free = try_lock(lock)
         except UnicodeEncodeError:  # the locale's fault, which is told as that
             raise
         except (OSError, ValueError) as error:  # ValueError: a NUL in the name
@@ -203,16 +184,14 @@ class OutputDirectory:
             if isinstance(error, FileExistsError):
                 why = "it is a file" if path.is_file() else "it is a link that leads nowhere"
             raise ConfigError(f"{key}: cannot write into {path}: {why}; name another directory") from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        if not free:
             lock.seek(0)
             holder = lock.read().strip()
             lock.close()
             raise StateError(
                 f"{key}: {path} is being written by another command{f' ({holder})' if holder else ''}: wait for "
                 "it, stop it, or name another directory"
-            ) from error
+            )
         lock.truncate(0)
         lock.write(f"pid {os.getpid()} on {socket.gethostname()}{f': {command}' if command else ''}\n")
         lock.flush()

@@ -13,9 +13,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
+from rollout.files import replacing
 from rollout.workloads.column_types import ListOf, ObjectOf, Type, is_exact, merged, type_of
 from rollout.workloads.json_form import JsonObject
-from rollout.workloads.output import Mark, disk_errors, mark_of, replacing, saved_state, seal, unseal, write_atomically
+from rollout.workloads.output import Mark, disk_errors, mark_of, saved_state, seal, unseal, write_atomically
 from rollout.workloads.tables import pyarrow
 
 _ROWS, _BYTES = 20_000, 16 << 20

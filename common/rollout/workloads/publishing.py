@@ -369,9 +369,7 @@ class BucketOutput(OutputPlace):
         for directory, below, files in os.walk(self.staging):
             below[:] = [name for name in below if not name.startswith(".")]
             base = Path(directory).relative_to(self.staging)
-            found += [
-                (base / name).as_posix() for name in files if not name.startswith(".") and not name.endswith(".tmp")
-            ]
+            found += [(base / name).as_posix() for name in files if not name.startswith(".")]
         return sorted(found, key=lambda name: ({RUN_ID: 0, SUMMARY: 2}.get(name, 1), name))
 
     async def _upload(self, names: Sequence[str]) -> None:

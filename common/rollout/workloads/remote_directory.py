@@ -6,7 +6,6 @@ The copy stays in the account's cache, by URL and by the versions of its content
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import time
 from collections.abc import Generator
@@ -19,6 +18,7 @@ from rollout.cloud.bucket import Blob
 from rollout.cloud.parallel import gathered
 from rollout.cloud.url import BucketUrl, has_wildcard, parse_url
 from rollout.config.cloud import CloudSection
+from rollout.files import try_lock
 from rollout.model.errors import ConfigError, ConflictError, InputChangedError, NotFoundError
 from rollout.workloads.buckets import BlockingBuckets, Buckets
 from rollout.workloads.output import disk_errors
@@ -81,7 +81,8 @@ async def _bring(buckets: Buckets, url: BucketUrl, tell: Tell) -> Path:
     with disk_errors(place):
         place.mkdir(parents=True, exist_ok=True)
     with (place / ".lock").open("w") as lock:
-        await _locked(lock.fileno(), url, tell)
+        with disk_errors(place):
+            await _locked(lock.fileno(), url, tell)
         if not directory.is_dir():
             part = place / f".{url.name}.part"
             await _download(buckets, url, files, part, tell)
@@ -92,14 +93,9 @@ async def _bring(buckets: Buckets, url: BucketUrl, tell: Tell) -> Path:
 
 async def _locked(fd: int, url: BucketUrl, tell: Tell) -> None:
     """Lock the copy, so that two commands do not both download it."""
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            tell(f"waiting for another command, which brings {url}")
-            await asyncio.sleep(_LOOK_S)
-        else:
-            return
+    while not try_lock(fd):
+        tell(f"waiting for another command, which brings {url}")
+        await asyncio.sleep(_LOOK_S)
 
 
 async def _download(buckets: Buckets, url: BucketUrl, files: list[tuple[str, Blob]], part: Path, tell: Tell) -> None:

@@ -23,7 +23,6 @@ import asyncio
 import base64
 import contextlib
 import ctypes
-import fcntl
 import json
 import os
 import signal
@@ -33,6 +32,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
 from blake3 import blake3
+from rollout.files import try_lock
 from rollout.model.errors import AttemptError
 from rollout.model.item import ItemSpec, NewItem, Outcome
 
@@ -200,11 +200,9 @@ def alone(script: dict[str, Any], attempt: Attempt) -> Generator[None]:
         yield
         return
     with Path(path).open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        if not try_lock(file):
             effect(script, attempt, "beside")
-            raise AttemptError(f"another process holds {path}", code="not_alone") from error
+            raise AttemptError(f"another process holds {path}", code="not_alone")
         yield
 
 

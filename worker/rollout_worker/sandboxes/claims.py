@@ -115,7 +115,8 @@ class Journal:
         Path(claim.box).mkdir(mode=0o700)
 
     def all(self) -> list[Claim]:
-        paths = sorted(self._claims.iterdir()) if self._claims.exists() else ()  # somebody removed the directory
+        found = self._claims.iterdir() if self._claims.exists() else ()  # somebody removed the directory
+        paths = sorted(path for path in found if not path.name.startswith("."))
         return [claim for path in paths if (claim := self._read(path)) is not None]
 
     def _read(self, path: Path) -> Claim | None:
@@ -141,6 +142,8 @@ class Journal:
     def lost(self) -> list[Claim]:
         """Return claims of dead owners, with substitutes for their directories that have no claim."""
         with self._locked():
+            for unfinished in self._claims.glob(".*"):  # of writes that were killed
+                unfinished.unlink()
             claims = self.all()
             known = {claim.name for claim in claims}
             claims += [self._without_claim(path.name) for path in self.boxes.iterdir() if path.name not in known]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import shutil
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
+from rollout.files import locked
 from rollout.model.errors import InputError
 from rollout.processes.command import Finished, run
 
@@ -105,7 +104,7 @@ def checkout(url: str, commit: str, cache: Path) -> Path:
         return done
     try:
         place.mkdir(parents=True, exist_ok=True)
-        with _one_at_a_time(place / ".lock"):
+        with locked(place / ".lock"):
             if not done.is_dir():
                 _fetch(address, commit, place / ".fetching", done)
     except OSError as error:
@@ -129,13 +128,6 @@ def _fetch(address: str, commit: str, work: Path, done: Path) -> None:
         work.rename(done)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-
-
-@contextmanager
-def _one_at_a_time(path: Path) -> Generator[None]:
-    with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # freed by the kernel when its holder dies
-        yield
 
 
 def _git(directory: Path | None, *arguments: str, check: bool = True, timeout_s: float = _ASK_S) -> Finished:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import fcntl
 import os
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -20,6 +19,7 @@ from pathlib import Path
 
 import structlog
 from pydantic import TypeAdapter
+from rollout.files import try_lock
 
 from rollout_worker.sandboxes import trees
 from rollout_worker.sandboxes.errors import ImageError
@@ -131,9 +131,10 @@ class Store:
     async def _alone(self, key: str, pause: Pause) -> AsyncGenerator[None]:
         fd = os.open(self.directory / f"{key}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            if not _is_locked(fd):
+            if not try_lock(fd):
                 with pause("waiting for its image, which another trial makes"):
-                    await _locked(fd)
+                    while not try_lock(fd):  # noqa: ASYNC110 - of another process
+                        await asyncio.sleep(_LOOK_S)
             yield
         finally:
             os.close(fd)
@@ -159,21 +160,6 @@ class Store:
                 path.rename(gone)
                 _remove_quietly(gone)
                 total -= size
-
-
-def _is_locked(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-async def _locked(fd: int) -> None:
-    while True:
-        await asyncio.sleep(_LOOK_S)
-        if _is_locked(fd):
-            return
 
 
 def _remove_quietly(path: Path) -> None:
