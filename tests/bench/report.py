@@ -20,6 +20,8 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+import structlog
+
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from measure import Row, machine  # puts tests/ on the path
@@ -105,6 +107,7 @@ def main() -> int:
     given = parser.parse_args()
     tune_malloc()  # as the commands do
     end_cleanly()
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     began = time.monotonic()
     named = machine()
     out = sys.stderr if given.json else sys.stdout
