@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from rollout_worker.sandboxes.errors import (
     SandboxNoRoomError,
     SandboxRefusedError,
 )
+from rollout_worker.sandboxes.keeping import Zygote
 from rollout_worker.sandboxes.local import LocalProvider
 from rollout_worker.sandboxes.output import Capture
 from rollout_worker.sandboxes.port import Limits, Network, Price, RootFs, Spec
@@ -589,6 +591,18 @@ async def test_cost_counts_until_it_is_destroyed(tmp_path: Path) -> None:
         assert 0 < cost <= (time.monotonic() - begun) * 1.5
         await asyncio.sleep(0.02)
         assert sandbox.cost() == cost
+
+
+async def test_a_keeper_that_is_killed_is_known_to_be_gone_before_its_end_is_told(journal: Journal) -> None:
+    zygote = Zygote(journal.state, "o")
+    await zygote.start()
+    assert zygote.alive
+    os.kill(zygote.pid, signal.SIGKILL)
+    until = time.monotonic() + 10
+    while zygote.alive and time.monotonic() < until:
+        time.sleep(0.01)  # noqa: ASYNC251 - the loop is not to hear of its end
+    assert not zygote.alive
+    await zygote.stop()
 
 
 async def test_after_its_keeper_died_sandboxes_are_gone_and_new_ones_are_made(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import select
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -47,7 +48,12 @@ class Zygote:
 
     @property
     def alive(self) -> bool:
-        return self._process is not None and self._process.returncode is None
+        """Whether it takes requests. A process that is killed closes its socket before its end is told."""
+        if self._sock is None or self._process is None or self._process.returncode is not None:
+            return False
+        closed = select.poll()
+        closed.register(self._sock, 0)
+        return not closed.poll(0)
 
     async def start(self) -> None:
         """Start the process. Raises SandboxCreateError if it does not come up."""
