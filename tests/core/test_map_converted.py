@@ -56,7 +56,7 @@ def test_what_has_an_obvious_form(value: Any, form: Any) -> None:
     ("value", "said"),
     [
         ({"a": np.array([1.0, np.nan])}, "result['a'][1] is nan"),
-        ([np.datetime64("NaT")], "result[0] is nan"),
+        ([np.datetime64("NaT", "s")], "result[0] is nan"),
         ([Point({"b": object()})], "result[0].x['b'] is an object"),
         ({"a": {np.int64(1): 2}}, "result['a'] has the key"),
         (np.array([1j]), "result[0] is a complex"),
